@@ -1,0 +1,68 @@
+"""The model card that travels with a bundle: what it is, what it was made from, what it does not withstand."""
+
+from typing import Any
+
+CARD = """# twoprong bundle
+
+A two-pronged defence (DAD, Zhang et al., ICML 2025) around a classifier, fitted {fitted}.
+
+- Classifier: {classifier}
+- Images: {channels} channel(s), {height} x {width}, values in [0, 1]; normalisation is inside the classifier
+- Classes: {classes}
+- Data: {data}; images used: {splits}
+- Test batches of {smallest} to {largest} images; smaller ones: `{policy}`
+- {calibration}
+- Trained on the minimum-margin attack, {norm} eps {eps:.4g}; noise sigma {sigma:g}
+- Made with twoprong {twoprong}, torch {torch}, seed {seed}
+{measured}
+## What it does not withstand
+The defence in this bundle is the published one. It holds against attackers who do not know of it. An attacker who knows
+the reference and the threshold can keep a batch's statistic below the threshold and is then classified without the
+denoiser, and an attacker who differentiates through noise and denoiser gets far on that route too.
+
+    import twoprong as tp
+    defense = tp.load("this directory")
+    decision = defense(batch)
+"""
+
+
+def model_card(manifest: dict[str, Any]) -> str:
+    """The card as Markdown, from the manifest that goes beside it; measured results are those in `about`."""
+    config, about, image = manifest["config"], manifest["about"], manifest["preprocessing"]
+    spec, detector = manifest["classifier"]["spec"], config["detector"]
+    sizes = [row["batch_size"] for row in manifest["thresholds"]]
+    return CARD.format(
+        fitted=about.get("fitted", "on an unknown date"),
+        classifier=spec["name"] if spec else f"{manifest['classifier']['type']} (not in the bundle)",
+        classes=", ".join(about.get("classes", [])) or "unnamed",
+        data=about.get("data", "unnamed"),
+        splits=", ".join(f"{name} {count:,}" for name, count in about.get("split_sizes", {}).items()) or "not recorded",
+        smallest=sizes[0],
+        largest=sizes[-1],
+        policy=config["on_small_batch"],
+        calibration=_calibration(detector),
+        norm=config["attack"]["norm"],
+        eps=config["attack"]["eps"],
+        sigma=config["denoiser"]["sigma"],
+        seed=config["seed"],
+        measured=_measured(about),
+        channels=image["channels"],
+        height=image["height"],
+        width=image["width"],
+        twoprong=manifest["versions"]["twoprong"],
+        torch=manifest["versions"]["torch"],
+    )
+
+
+def _calibration(detector: dict[str, Any]) -> str:
+    if detector["threshold"] is not None:
+        return f"Threshold: the constant {detector['threshold']} for every batch size, not calibrated"
+    return (
+        f"Thresholds calibrated per batch size: with {detector['confidence']:.0%} confidence at most "
+        f"{detector['false_alarm_rate']:.1%} of unseen clean batches are flagged"
+    )
+
+
+def _measured(about: dict[str, Any]) -> str:
+    lines = [f"- {name}: {value}" for name, value in about.get("measured", {}).items()]
+    return "\n".join(["", "## Measured", *lines, ""]) if lines else ""

@@ -1,0 +1,51 @@
+"""The classifier that a command names: one of ours, trained here or with weights, or the user's own factory."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from twoprong.config import FitConfig
+from twoprong.data.tensors import ImageData
+from twoprong.errors import InputError
+from twoprong.models.zoo import build
+from twoprong.progress import Progress
+from twoprong.recipe import train_named
+from twoprong.storage import load_tensors
+
+
+def get_classifier(
+    name: str, weights: Path | None, data: ImageData, config: FitConfig, work: Path, resume: bool, progress: Progress
+) -> nn.Module:
+    """A frozen classifier in eval mode, on the data's device.
+
+    `NAME` without weights is trained on the part of the data that leaves reference and calibration unseen; a
+    `module:factory` is imported (the current directory first) and taken as it comes.
+    """
+    if ":" not in name and weights is None:
+        return train_named(name, data.train, len(data.classes), config, work, resume, progress)
+    model = from_factory(name) if ":" in name else build(name, len(data.classes), data.train.images.shape[1])
+    if weights is not None:
+        try:
+            model.load_state_dict(load_tensors(weights)[0])
+        except RuntimeError as error:
+            first = " ".join(str(error).split())[:200]
+            raise InputError(f"--weights {weights}: these are not {name}'s weights ({first})") from error
+    model = model.to(data.train.images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model.eval().requires_grad_(False)
+
+
+def from_factory(name: str) -> nn.Module:
+    """Import `module:factory` and call it. Raises InputError for what cannot be imported, called, or is no module."""
+    module, _, factory = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        made = getattr(importlib.import_module(module), factory)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"--classifier {name}: expected MODULE:FACTORY, a function without arguments ({error})") from error
+    if not isinstance(made, nn.Module):
+        raise InputError(f"--classifier {name}: expected a torch.nn.Module, got {type(made).__name__}")
+    return made

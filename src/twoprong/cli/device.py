@@ -1,0 +1,22 @@
+"""The one place that chooses a device."""
+
+from enum import StrEnum
+
+import torch
+
+from twoprong.errors import InputError
+
+
+class Device(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def choose(device: Device) -> torch.device:
+    """The device asked for; `auto` is the GPU where there is one. Raises InputError for a GPU that is not there."""
+    if device is Device.cuda and not torch.cuda.is_available():
+        raise InputError("--device cuda: no CUDA device is visible; use --device cpu, or auto")
+    if device is Device.auto:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device.value)

@@ -1,0 +1,67 @@
+"""What the command line shows: progress on stderr, results on stdout; for machines one JSON document and no colour."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
+
+from twoprong.progress import Progress
+
+out = Console()
+err = Console(stderr=True)
+
+
+def set_up_logging() -> None:
+    """Send the library's warnings to stderr, beside the progress bars instead of through them."""
+    handler = RichHandler(console=err, show_path=False, show_time=False)
+    logging.getLogger("twoprong").handlers = [handler]
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """A listener that draws one bar per stage on a terminal, and writes one line per finished stage elsewhere."""
+    if not err.is_terminal:
+        yield _Lines()
+        return
+    columns = (
+        TextColumn("{task.description:<24}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with RichProgress(*columns, console=err) as bars:
+        tasks: dict[str, Any] = {}
+
+        def listen(stage: str, done: int, total: int, note: str = "") -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total, note=note)
+            bars.update(tasks[stage], completed=done, total=total, note=note)
+
+        yield listen
+
+
+class _Lines:
+    """Progress for log files: a line when a stage is done, with the seconds since the one before."""
+
+    def __init__(self) -> None:
+        self.since = time.perf_counter()
+
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        if done == total:
+            now = time.perf_counter()
+            err.print(f"{stage}: done in {now - self.since:.1f} s{f' ({note})' if note else ''}", highlight=False)
+            self.since = now

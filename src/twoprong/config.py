@@ -1,0 +1,200 @@
+"""Frozen, validated settings. Defaults are the paper's CIFAR-10 values except where METHOD and docs say otherwise."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from twoprong.errors import ConfigError
+
+
+def as_number(value: Any) -> Any:
+    """Read "8/255" the way people write it; everything else is left to the field's own check."""
+    if isinstance(value, str):
+        try:
+            return float(Fraction(value.replace(" ", "")))
+        except (ValueError, ZeroDivisionError):
+            raise ValueError(f"expected a number or a fraction such as 8/255, got {value!r}") from None
+    return value
+
+
+Number = Annotated[float, BeforeValidator(as_number)]
+Positive = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[Number, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+SmallBatchPolicy = Literal["denoise", "classify", "error"]
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class SplitConfig(Settings):
+    """How many images each part gets; the denoiser takes the rest. No part but the denoiser's takes over a fifth."""
+
+    kernel: Count = 1000
+    reference: Count = 500
+    calibration: Count = 2000
+
+
+class AttackConfig(Settings):
+    """The attack (MMA) that makes the training examples."""
+
+    norm: Literal["linf", "l2"] = "linf"
+    eps: Positive = 8 / 255
+    step: Positive = 2 / 255
+    steps: Count = 10
+    targets: Count = 3
+    batch_size: Count = 500
+
+
+class KernelConfig(Settings):
+    """Algorithm 1. The paper's rate of 2e-4 leaves three scalars where they start; ours acts on logarithms."""
+
+    epochs: Annotated[int, Field(ge=0)] = 200
+    lr: Positive = 0.02
+    batch_size: Annotated[int, Field(ge=2)] = 100
+    beta0: Share = 0.1
+    regularisation: Positive = 1e-8
+
+
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if list(sizes) != sorted(set(sizes)):
+        raise ValueError("expected rising numbers, each once")
+    return sizes
+
+
+class DetectorConfig(Settings):
+    """The test: which features, how often it may cry wolf, for which batch sizes, and how sure to be of that."""
+
+    features: str | None = None  # a layer's name; None: the input of the last Linear layer
+    false_alarm_rate: Share = 0.05
+    confidence: Annotated[Number, Field(ge=0.5, lt=1)] = 0.9
+    min_batch_size: Annotated[int, Field(ge=2)] = 2
+    max_batch_size: Annotated[int, Field(ge=2)] = 200
+    threshold: Annotated[Number, Field(allow_inf_nan=False)] | None = None  # the paper's constant; None: calibrated
+    permutations: Count = 200
+
+    @model_validator(mode="after")
+    def _sizes(self) -> "DetectorConfig":
+        if self.min_batch_size > self.max_batch_size:
+            raise ValueError(
+                f"expected min_batch_size <= max_batch_size, got {self.min_batch_size} and {self.max_batch_size}"
+            )
+        return self
+
+
+class DenoiserConfig(Settings):
+    """Algorithm 2."""
+
+    width: Positive = 1.0
+    epochs: Count = 60
+    batch_size: Annotated[int, Field(ge=2)] = 500
+    lr: Positive = 1e-3
+    milestones: Annotated[tuple[Count, ...], AfterValidator(_ascending)] = (45, 60)
+    alpha: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = 1e-2
+    sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
+
+
+class ClassifierConfig(Settings):
+    """How a named classifier is trained where no weights are given: SGD with Nesterov momentum, one-cycle rate."""
+
+    epochs: Count = 30
+    batch_size: Count = 128
+    lr: Positive = 0.1
+    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
+    augment: bool = True  # random crops (padding an eighth) and mirror images
+
+
+class FitConfig(Settings):
+    """Everything that decides what a fitted defence is, next to the classifier and the images."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    on_small_batch: SmallBatchPolicy = "error"
+    splits: SplitConfig = SplitConfig()
+    attack: AttackConfig = AttackConfig()
+    kernel: KernelConfig = KernelConfig()
+    detector: DetectorConfig = DetectorConfig()
+    denoiser: DenoiserConfig = DenoiserConfig()
+    classifier: ClassifierConfig = ClassifierConfig()
+
+
+PRESETS = {
+    "cifar10": FitConfig(),
+    "digits": FitConfig(
+        attack=AttackConfig(eps=0.18, step=0.045),
+        denoiser=DenoiserConfig(width=0.25, epochs=60, batch_size=100, milestones=(45,), sigma=0.15),
+        classifier=ClassifierConfig(epochs=30, batch_size=64, augment=False),
+    ),
+}  # settings that go with a named data set; anything else starts from FitConfig()
+
+
+def load_config(path: Path | None = None, assignments: Iterable[str] = (), base: FitConfig | None = None) -> FitConfig:
+    """Settings from a TOML file and `a.b=c` assignments (which win), over `base`. Reports every problem at once."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: not a readable TOML file ({error})") from error
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        keys = name.strip().split(".")
+        table = values
+        for key in keys[:-1]:
+            table = table.setdefault(key, {}) if isinstance(table, dict) else {}
+        if not equals or not all(keys) or not isinstance(table, dict):
+            problems.append(f"--set {assignment}: expected SECTION.KEY=VALUE, such as denoiser.epochs=30")
+            continue
+        table[keys[-1]] = _toml_value(text.strip())
+    merged = _merge(base.model_dump() if base else {}, values)
+    return parse_config(merged, source=str(path) if path else "settings", problems=problems)
+
+
+def parse_config(values: Mapping[str, Any], source: str = "settings", problems: Iterable[str] = ()) -> FitConfig:
+    """Validate a nested mapping; a ConfigError lists all that is wrong with it, with the nearest known key."""
+    found = list(problems)
+    try:
+        config = FitConfig.model_validate(values)
+    except ValidationError as error:
+        found += [_explain(detail) for detail in error.errors()]
+    if found:
+        raise ConfigError(f"{source}: {len(found)} problem{'s' * (len(found) > 1)}\n  " + "\n  ".join(found))
+    return config
+
+
+def _explain(detail: Any) -> str:
+    path = [str(part) for part in detail["loc"]]
+    name = ".".join(path)
+    if detail["type"] == "extra_forbidden":
+        known = _keys_at(FitConfig, path[:-1])
+        near = difflib.get_close_matches(path[-1], known, 1)
+        return f"{name}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{name}: {message[0].lower()}{message[1:]}" + ("" if "got" in message else f", got {detail['input']!r}")
+
+
+def _keys_at(model: Any, path: list[str]) -> list[str]:
+    for part in path:  # sections are plain nested models, so a path always leads to one
+        model = model.model_fields[part].annotation
+    return list(model.model_fields)
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word or 8/255: the field's own check judges it

@@ -1,0 +1,60 @@
+"""Where images come from: a named data set, or a folder with one sub-folder per class."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from pathlib import Path
+
+from twoprong.data.cifar10 import load_cifar10
+from twoprong.data.digits import load_digits
+from twoprong.data.folder import load_folder
+from twoprong.data.tensors import ImageData
+from twoprong.errors import DataError, InputError
+
+
+def _digits(root: Path | None) -> ImageData:
+    if root is not None:
+        raise InputError(f"data root: expected none for 'digits', which comes with the package, got {root}; leave it out")
+    return load_digits()
+
+
+def _cifar10(root: Path | None) -> ImageData:
+    if root is None:
+        raise DataError(
+            "cifar10: expected the place of the files, got none; pass --data-root (root=...): "
+            "a folder with cifar10.npz or with the official Python batches"
+        )
+    return load_cifar10(root.expanduser())
+
+
+SOURCES: dict[str, Callable[[Path | None], ImageData]] = {"digits": _digits, "cifar10": _cifar10}
+
+
+def load_data(
+    source: str, root: Path | None = None, image_size: int | None = None, strict: bool = False, seed: int = 0
+) -> ImageData:
+    """The data set called `source`, or the folder of that path (a folder named like a source: write './digits').
+
+    `root` is for named sources that live on disk; `image_size`, `strict` and `seed` (for the held-out fifth) are for
+    folders. Raises DataError for what cannot be found or read, InputError for an argument the source has no use for.
+    """
+    if source in SOURCES:
+        if image_size is not None:
+            raise InputError(
+                f"image size: expected none for '{source}', whose images have one size, got {image_size}; "
+                "leave out --image-size"
+            )
+        return SOURCES[source](root)
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"data: {_unknown(source, folder)}")
+    if root is not None:
+        raise InputError(f"data root: expected none beside the folder {source}, got {root}; leave out --data-root")
+    return load_folder(folder, image_size, strict, seed)
+
+
+def _unknown(source: str, folder: Path) -> str:
+    named = ", ".join(sorted(SOURCES))
+    near = get_close_matches(source.lower(), SOURCES, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    found = "a file" if folder.exists() else "neither a named source nor a folder"
+    return f"'{source}' is {found}{hint}; expected one of {named}, or a folder with one sub-folder per class"

@@ -1,0 +1,141 @@
+"""The detector: a kernel, a fixed clean reference, and thresholds by batch size."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from twoprong.config import DetectorConfig
+from twoprong.detect.calibrate import Thresholds, calibrate, measured_sizes
+from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.detect.mmd import mmd2, off_diagonal_mean
+from twoprong.detect.null import permutation_null, permutation_p_value
+from twoprong.errors import InputError, StateError
+from twoprong.progress import Progress, silent
+from twoprong.seeds import generator
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the test says of one batch. `p_value` is the permutation test's, beside the calibrated decision."""
+
+    adversarial: bool
+    statistic: float
+    threshold: float
+    p_value: float
+
+
+class Detector(nn.Module):
+    """MMD-OPT as a test of one batch against a fixed clean reference (an unseen part of the training set).
+
+    The statistic is MMD²_u over the whole reference, with the full cross mean at every batch size, so that thresholds of
+    neighbouring sizes belong to one curve. Reference and thresholds are buffers: `.to(device)` and saving come free.
+    """
+
+    reference_pixels: Tensor
+    reference_features: Tensor
+    sizes: Tensor
+    upper: Tensor
+    central: Tensor
+    k_reference: Tensor
+
+    def __init__(self, kernel: DeepKernel, reference: Sample, permutations: int = 200) -> None:
+        super().__init__()
+        if len(reference) < 2:
+            raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
+        self.kernel = kernel
+        self.permutations = permutations
+        self.register_buffer("reference_pixels", reference.pixels.detach().clone())
+        self.register_buffer("reference_features", reference.features.detach().float().clone())
+        self.register_buffer("k_reference", self._gram(self.reference, self.reference), persistent=False)
+        self._set_thresholds(Thresholds(torch.zeros(0, dtype=torch.long), *torch.zeros(2, 0, dtype=torch.double)))
+
+    @property
+    def reference(self) -> Sample:
+        return Sample(self.reference_pixels, self.reference_features)
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The calibrated table; empty before `calibrate`."""
+        return Thresholds(self.sizes.cpu(), self.upper.cpu(), self.central.cpu())
+
+    @property
+    def batch_sizes(self) -> range:
+        """The batch sizes the detector can judge."""
+        if not len(self.sizes):
+            raise StateError("Detector has no threshold: call calibrate(clean, config, seed) first")
+        return range(int(self.sizes[0]), int(self.sizes[-1]) + 1)
+
+    def calibrate(self, clean: Sample, config: DetectorConfig, seed: int, progress: Progress = silent) -> "Detector":
+        """Set the thresholds from clean images that are neither in the reference nor known to kernel and classifier.
+
+        Where the settings name a constant threshold, as the paper does, it is taken for every size instead.
+        """
+        sizes = measured_sizes(config.min_batch_size, config.max_batch_size)
+        if config.threshold is not None:
+            constant = torch.full((len(sizes),), config.threshold, dtype=torch.double)
+            return self._set_thresholds(Thresholds(sizes, constant, constant.clone()))
+        if len(clean) < 2:
+            raise InputError(f"calibrate: expected 2 or more clean images, got {len(clean)}")
+        table = calibrate(
+            self._gram(clean, clean),
+            self._gram(self.reference, clean),
+            off_diagonal_mean(self.k_reference).item(),
+            sizes,
+            config.false_alarm_rate,
+            config.confidence,
+            generator(seed, "calibrate"),
+            progress,
+        )
+        return self._set_thresholds(table)
+
+    def statistic(self, batch: Sample) -> Tensor:
+        """MMD²_u between the reference and a batch of 2 or more, as a scalar tensor; differentiable in the batch."""
+        k_xy = self.kernel(self.reference, batch)
+        return mmd2(self.k_reference, self.kernel(batch, batch), k_xy, paired=False)
+
+    @torch.no_grad()
+    def forward(self, batch: Sample) -> Verdict:
+        """Judge a batch of a calibrated size: adversarial when the statistic reaches the threshold."""
+        n, m = len(batch), len(self.reference)
+        if n not in self.batch_sizes:
+            raise InputError(
+                f"batch of {n} image{'s' * (n != 1)}: expected {self.batch_sizes[0]} to {self.batch_sizes[-1]}, the sizes "
+                "this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
+            )
+        k_xy, k_yy = self.kernel(self.reference, batch), self.kernel(batch, batch)
+        statistic = mmd2(self.k_reference, k_yy, k_xy, paired=False)
+        gram = torch.cat([torch.cat([self.k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
+        draw = generator(0, "permutations", device=gram.device)  # one batch, one p-value: it decides nothing
+        null = permutation_null(gram, m, self.permutations, draw, paired=False)
+        threshold = self.thresholds.at(n)
+        value = statistic.item()
+        return Verdict(value >= threshold, value, threshold, permutation_p_value(statistic, null))
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor], permutations: int) -> "Detector":
+        """A detector from its `state_dict()`. Raises InputError for a tensor too many, too few, or of another shape."""
+        kernel = {name.removeprefix("kernel."): value for name, value in state.items() if name.startswith("kernel.")}
+        try:
+            fitted = DeepKernel()
+            fitted.load_state_dict(kernel)
+            reference = Sample(state["reference_pixels"], state["reference_features"])
+            detector = cls(fitted.requires_grad_(False), reference, permutations)
+            detector._set_thresholds(Thresholds(state["sizes"], state["upper"], state["central"]))
+            detector.load_state_dict(state)
+        except (RuntimeError, KeyError) as error:
+            raise InputError(f"not a detector's tensors: {' '.join(str(error).split())}") from error
+        return detector
+
+    def _gram(self, x: Sample, z: Sample) -> Tensor:
+        with torch.no_grad():
+            return self.kernel(x, z)
+
+    def _set_thresholds(self, table: Thresholds) -> "Detector":
+        for name, column in zip(("sizes", "upper", "central"), table, strict=True):
+            self.register_buffer(name, column.to(self.reference_features.device))
+        return self
+
+
+UNTESTED = Verdict(adversarial=False, statistic=math.nan, threshold=math.nan, p_value=math.nan)

@@ -1,0 +1,62 @@
+"""Logits and penultimate features from one forward pass, for any classifier."""
+
+import threading
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from twoprong.errors import InputError
+
+FeatureSource = str | Callable[[Tensor], Tensor] | None
+
+
+class Features:
+    """Reads a classifier's features while it computes its logits.
+
+    `source` is None (the input of the last Linear layer that runs), a layer's name (that layer's output), or a callable
+    from images to features, which costs a pass of its own. Hooks live for one call and listen to the calling thread only,
+    so the classifier is left as it was and threads do not hear each other.
+    """
+
+    def __init__(self, classifier: nn.Module, source: FeatureSource = None) -> None:
+        self.classifier = classifier
+        self.source = source
+        self._layers: list[nn.Module] = []
+        if source is None:
+            self._layers = [module for module in classifier.modules() if isinstance(module, nn.Linear)]
+            if not self._layers:
+                raise InputError(
+                    "features: expected a classifier with a Linear layer, found none in "
+                    f"{type(classifier).__name__}; name a layer (features='layer4') or give a callable"
+                )
+        elif isinstance(source, str):
+            layers = dict(classifier.named_modules())
+            if source not in layers or not source:
+                known = ", ".join([name for name in layers if name][-8:])
+                raise InputError(f"features: the classifier has no layer {source!r}; its last layers are {known}")
+            self._layers = [layers[source]]
+
+    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (N, classes) and features (N, d); gradients flow through both."""
+        if callable(self.source):
+            return self.classifier(images), self.source(images).flatten(1)
+        heard: list[Tensor] = []
+        caller = threading.get_ident()
+
+        def listen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None = None) -> None:
+            if threading.get_ident() == caller:
+                heard[:] = [inputs[0] if output is None else output]
+
+        named = isinstance(self.source, str)
+        hooks = [
+            layer.register_forward_hook(listen) if named else layer.register_forward_pre_hook(listen)
+            for layer in self._layers
+        ]
+        try:
+            logits = self.classifier(images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not heard:
+            raise InputError("features: the layer they come from did not run; name one that does (features='layer4')")
+        return logits, heard[0].flatten(1)

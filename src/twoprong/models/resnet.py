@@ -1,0 +1,87 @@
+"""Residual networks for small images.
+
+Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2016). The stem is the one used for
+CIFAR, a 3x3 convolution at full resolution without max-pooling: the original stem would leave 8x8 of a 32x32 image.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from twoprong.models.normalise import Normalise
+
+STEM = 64
+
+
+class Residual(nn.Module):
+    """relu(branch(x) + shortcut(x)); the shortcut is the identity, or a 1x1 convolution where the shape changes."""
+
+    def __init__(self, branch: nn.Module, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.branch = branch
+        same_shape = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same_shape else nn.Sequential(*_conv(inputs, outputs, 1, stride))
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.branch(x) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Images (N, channels, H, W) in [0, 1], any side from 8 up, to logits (N, classes).
+
+    Four stages of `depths` blocks, 64 to 512 wide, the later three each halving the resolution; then a global
+    average, whose output (512 wide, or 2048 with bottlenecks) is the features, and one linear layer.
+    """
+
+    def __init__(self, classes: int, channels: int, depths: Sequence[int], bottleneck: bool) -> None:
+        super().__init__()
+        block = _bottleneck if bottleneck else _basic
+        expansion = 4 if bottleneck else 1
+        self.normalise = Normalise(channels)
+        self.stem = nn.Sequential(*_conv(channels, STEM, 3), nn.ReLU())
+        blocks: list[nn.Module] = []
+        inputs = STEM
+        for stage, depth in enumerate(depths):
+            width = STEM * 2**stage
+            for position in range(depth):
+                stride = 2 if stage > 0 and position == 0 else 1
+                blocks.append(block(inputs, width, stride))
+                inputs = width * expansion
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.pool(self.blocks(self.stem(self.normalise(images)))))
+
+
+def resnet18(classes: int, channels: int) -> ResNet:
+    """ResNet-18: 11,173,962 parameters for 10 classes and 3 channels."""
+    return ResNet(classes, channels, depths=(2, 2, 2, 2), bottleneck=False)
+
+
+def resnet50(classes: int, channels: int) -> ResNet:
+    """ResNet-50: 23,520,842 parameters for 10 classes and 3 channels."""
+    return ResNet(classes, channels, depths=(3, 4, 6, 3), bottleneck=True)
+
+
+def _basic(inputs: int, width: int, stride: int) -> Residual:
+    branch = nn.Sequential(*_conv(inputs, width, 3, stride), nn.ReLU(), *_conv(width, width, 3))
+    return Residual(branch, inputs, width, stride)
+
+
+def _bottleneck(inputs: int, width: int, stride: int) -> Residual:
+    # The stride sits on the 3x3 convolution: on the first 1x1 it would skip three quarters of the positions unread.
+    branch = nn.Sequential(
+        *_conv(inputs, width, 1),
+        nn.ReLU(),
+        *_conv(width, width, 3, stride),
+        nn.ReLU(),
+        *_conv(width, 4 * width, 1),
+    )
+    return Residual(branch, inputs, 4 * width, stride)
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)

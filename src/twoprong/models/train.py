@@ -1,0 +1,86 @@
+"""Training of a named classifier where no weights are given."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoprong.checkpoint import Checkpoint
+from twoprong.config import ClassifierConfig
+from twoprong.data.tensors import Labelled
+from twoprong.models.zoo import build
+from twoprong.progress import Progress, silent
+from twoprong.seeds import generator, initialised
+
+
+def train_classifier(
+    name: str,
+    classes: int,
+    data: Labelled,
+    config: ClassifierConfig,
+    seed: int,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress = silent,
+) -> nn.Module:
+    """The named classifier, trained on `data` by SGD with Nesterov momentum and a one-cycle rate; in eval mode, frozen.
+
+    A function of the arguments. A checkpoint is written after every epoch.
+    """
+    device = data.images.device
+    with initialised(seed, "classifier"):
+        model = build(name, classes, data.images.shape[1])
+    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types lack it
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=config.lr, momentum=0.9, nesterov=True, weight_decay=config.weight_decay
+    )
+    draw = generator(seed, "classifier order", device=device)
+    done = checkpoint.load(model, optimiser, draw) if checkpoint else 0
+    size = min(config.batch_size, len(data))
+    per_epoch = len(data) // size
+    model.train()
+    for epoch in range(done, config.epochs):
+        order = torch.randperm(len(data), generator=draw, device=device)
+        total = torch.zeros((), device=device)
+        for step in range(per_epoch):
+            batch = data[order[step * size : (step + 1) * size]]
+            images = augment(batch.images, draw) if config.augment else batch.images
+            for group in optimiser.param_groups:
+                group["lr"] = config.lr * one_cycle((epoch * per_epoch + step) / (config.epochs * per_epoch))
+            loss = F.cross_entropy(model(images), batch.labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total += loss.detach()
+        if checkpoint:
+            checkpoint.save(epoch + 1, model, optimiser, draw)
+        progress("classifier", epoch + 1, config.epochs, f"loss {total.item() / per_epoch:.4f}")
+    return model.eval().requires_grad_(False)
+
+
+def one_cycle(done: float) -> float:
+    """The rate's factor at a share `done` of the training: up in the first quarter, then down to zero, both linear."""
+    return min(4 * done + 0.01, (1 - done) / 0.75)
+
+
+def augment(images: Tensor, draw: torch.Generator) -> Tensor:
+    """Every image shifted by up to an eighth of its size (zeros move in) and mirrored half of the time."""
+    n, _, height, width = images.shape
+    device = images.device
+    pad = max(1, height // 8)
+    padded = F.pad(images, (pad, pad, pad, pad))
+    top, left = torch.randint(2 * pad + 1, (2, n, 1), generator=draw, device=device)
+    rows = top + torch.arange(height, device=device)
+    columns = left + torch.arange(width, device=device)
+    mirror = torch.rand(n, 1, generator=draw, device=device) < 0.5
+    columns = torch.where(mirror, columns.flip(1), columns)
+    image = torch.arange(n, device=device)
+    return padded[image[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Labelled, size: int = 500) -> float:
+    """The share of images that a model in eval mode classifies correctly."""
+    hits = [
+        (model(images).argmax(1) == labels).sum().item()
+        for images, labels in zip(data.images.split(size), data.labels.split(size), strict=True)
+    ]
+    return sum(hits) / len(data)

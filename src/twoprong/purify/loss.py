@@ -1,0 +1,25 @@
+"""What the denoiser is trained on and for (paper eq. 7): noise in, images that the kernel and the classifier accept out."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.detect.mmd import mmd2
+from twoprong.models.features import Features
+
+
+def add_noise(images: Tensor, sigma: float, generator: torch.Generator | None) -> Tensor:
+    """images + N(0, σ²), brought back into [0, 1]. The noise is symmetric; the authors' code clips it to [0, 1] first."""
+    noise = torch.empty_like(images).normal_(generator=generator)
+    return (images + sigma * noise).clamp(0, 1)
+
+
+def denoiser_loss(
+    denoised: Tensor, clean: Sample, labels: Tensor, features: Features, kernel: DeepKernel, alpha: float
+) -> Tensor:
+    """MMD-OPT(clean, denoised) + α·CE(classifier(denoised), labels): one pass of the classifier gives both terms."""
+    logits, deep = features(denoised)
+    seen = Sample(denoised, deep)
+    discrepancy = mmd2(kernel(clean, clean), kernel(seen, seen), kernel(clean, seen))
+    return discrepancy + alpha * F.cross_entropy(logits, labels)

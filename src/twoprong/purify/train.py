@@ -1,0 +1,57 @@
+"""Algorithm 2: train the denoiser against the fitted kernel."""
+
+import torch
+from torch import Tensor
+
+from twoprong.attacks.base import evaluating
+from twoprong.checkpoint import Checkpoint
+from twoprong.config import DenoiserConfig
+from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.models.dunet import DUNet
+from twoprong.models.features import Features
+from twoprong.progress import Progress, silent
+from twoprong.purify.loss import add_noise, denoiser_loss
+from twoprong.seeds import generator, initialised
+
+
+def train_denoiser(
+    clean: Sample,
+    adversarial: Tensor,
+    labels: Tensor,
+    features: Features,
+    kernel: DeepKernel,
+    config: DenoiserConfig,
+    seed: int,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress = silent,
+) -> DUNet:
+    """A DUNet, in eval mode and frozen. Adam, rate ÷10 at the milestones, minibatches reshuffled every epoch.
+
+    `clean` and `adversarial` are the same images before and after the attack. A checkpoint is written after every epoch.
+    """
+    device, count = adversarial.device, len(labels)
+    with initialised(seed, "denoiser"):
+        denoiser = DUNet(adversarial.shape[1], config.width)
+    denoiser = denoiser.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types lack it
+    optimiser = torch.optim.Adam(denoiser.parameters(), lr=config.lr)
+    draw = generator(seed, "denoiser noise", device=device)
+    done = checkpoint.load(denoiser, optimiser, draw) if checkpoint else 0
+    size = min(config.batch_size, count)
+    with evaluating(features.classifier):
+        for epoch in range(done, config.epochs):
+            for group in optimiser.param_groups:
+                group["lr"] = config.lr * 0.1 ** sum(epoch >= milestone for milestone in config.milestones)
+            total = torch.zeros((), device=device)
+            batches = torch.randperm(count, generator=draw, device=device).split(size)[: count // size]
+            denoiser.train()
+            for batch in batches:
+                denoised = denoiser(add_noise(adversarial[batch], config.sigma, draw)).clamp(0, 1)
+                loss = denoiser_loss(denoised, clean.rows(batch), labels[batch], features, kernel, config.alpha)
+                optimiser.zero_grad()
+                loss.backward(inputs=list(denoiser.parameters()))
+                optimiser.step()
+                total += loss.detach()
+            if checkpoint:
+                checkpoint.save(epoch + 1, denoiser, optimiser, draw)
+            progress("denoiser", epoch + 1, config.epochs, f"loss {total.item() / len(batches):.4f}")
+    return denoiser.eval().requires_grad_(False)

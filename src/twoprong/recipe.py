@@ -1,0 +1,135 @@
+"""`fit`: from a classifier and clean images to a Defense, step by step."""
+
+import time
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from twoprong.attacks.base import evaluating
+from twoprong.attacks.craft import craft
+from twoprong.checkpoint import Checkpoint
+from twoprong.config import FitConfig
+from twoprong.data.splits import split
+from twoprong.data.tensors import Labelled, as_labelled
+from twoprong.defense import Defense
+from twoprong.detect.detector import Detector
+from twoprong.detect.fit import fit_kernel
+from twoprong.detect.kernel import Sample
+from twoprong.errors import InputError
+from twoprong.models.features import Features, FeatureSource
+from twoprong.models.train import train_classifier
+from twoprong.progress import Progress, silent
+from twoprong.purify.train import train_denoiser
+from twoprong.storage import fingerprint
+
+Images = Tensor | np.ndarray | Labelled | Dataset[Any] | DataLoader[Any]
+
+
+def fit(
+    classifier: nn.Module,
+    images: Images,
+    labels: Tensor | None = None,
+    config: FitConfig | None = None,
+    *,
+    features: FeatureSource = None,
+    held_out: Labelled | Dataset[Any] | DataLoader[Any] | None = None,
+    work: str | PathLike[str] | None = None,
+    resume: bool = False,
+    progress: Progress = silent,
+) -> Defense:
+    """Put the two-pronged defence around a trained classifier.
+
+    `classifier` maps images in [0,1] to logits (normalisation inside). `images` are clean: tensors with `labels`, or a
+    Dataset or DataLoader of (image, label). Reference and calibration images should be unseen by the classifier, or fresh
+    images will look different from them: give such images as `held_out` where `images` are its training set.
+    `features` overrides config.detector.features and may be a callable. With `work`, crafted examples and checkpoints go
+    to that directory and `resume=True` continues a killed run to the same result. The classifier comes back unchanged.
+    """
+    config = config or FitConfig()
+    extract = Features(classifier, config.detector.features if features is None else features)
+    data = as_labelled(images, labels)
+    with evaluating(classifier):
+        _check_classifier(extract, data)
+        parts = split(data, config.splits, config.seed, None if held_out is None else as_labelled(held_out))
+        folder = None if work is None else Path(work)
+
+        hard = craft(classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
+        clean_sample, hard_sample = sample(extract, parts.kernel.images), sample(extract, hard)
+        kernel = fit_kernel(clean_sample, hard_sample, config.kernel, config.seed, progress)
+
+        hard = craft(classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
+        clean_sample = sample(extract, parts.denoiser.images)
+        key = fingerprint(kernel, classifier, hard, parts.denoiser.labels, config.denoiser.model_dump(), config.seed)
+        checkpoint = Checkpoint(None if folder is None else folder / "denoiser.safetensors", key, resume)
+        denoiser = train_denoiser(
+            clean_sample,
+            hard,
+            parts.denoiser.labels,
+            extract,
+            kernel,
+            config.denoiser,
+            config.seed,
+            checkpoint,
+            progress,
+        )
+
+        detector = Detector(kernel, sample(extract, parts.reference.images), config.detector.permutations)
+        detector.calibrate(sample(extract, parts.calibration.images), config.detector, config.seed, progress)
+
+    sizes = {name: len(part) for name, part in vars(parts).items()}
+    about: dict[str, Any] = {
+        "fitted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "split_sizes": sizes,
+        "split_hashes": parts.hashes(),
+    }
+    return Defense(classifier, detector, denoiser, config, extract.source, about)
+
+
+def train_named(
+    name: str,
+    data: Labelled,
+    classes: int,
+    config: FitConfig,
+    work: str | PathLike[str] | None = None,
+    resume: bool = False,
+    progress: Progress = silent,
+) -> nn.Module:
+    """Train one of our classifiers on the part of the images that `fit`, given the same images, leaves the denoiser.
+
+    So reference and calibration images are unseen by the classifier too.
+    """
+    part = split(data, config.splits, config.seed).denoiser
+    key = fingerprint(name, classes, part.images, part.labels, config.classifier.model_dump(), config.seed)
+    checkpoint = Checkpoint(None if work is None else Path(work) / "classifier.safetensors", key, resume)
+    return train_classifier(name, classes, part, config.classifier, config.seed, checkpoint, progress)
+
+
+@torch.no_grad()
+def sample(extract: Features, images: Tensor, size: int = 500) -> Sample:
+    """What the kernel sees of any number of images, in chunks of `size`."""
+    return Sample(images, torch.cat([extract(chunk)[1] for chunk in images.split(size)]))
+
+
+@torch.no_grad()
+def _check_classifier(extract: Features, data: Labelled) -> None:
+    """Two images through the classifier, so that a wrong shape or a wrong number of classes is said before hours of work."""
+    try:
+        logits, _ = extract(data.images[:2])
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise
+        shape = tuple(data.images.shape[1:])
+        raise InputError(
+            f"classifier: cannot take images of (channels, height, width) = {shape}: {str(error).splitlines()[0]}"
+        ) from error
+    if logits.ndim != 2 or len(logits) != min(2, len(data)):
+        raise InputError(f"classifier: expected logits (images, classes), got shape {tuple(logits.shape)}")
+    if int(data.labels.max()) >= logits.shape[1]:
+        raise InputError(
+            f"labels: expected 0 to {logits.shape[1] - 1}, the classifier's classes, got {int(data.labels.max())}"
+        )

@@ -1,0 +1,203 @@
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from twoprong.data.tensors import Labelled, as_labelled, check_images, check_labels
+from twoprong.errors import InputError
+
+
+def batch(count=4, channels=3, size=8, dtype=torch.float32):
+    return torch.rand(count, channels, size, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_good_images_pass_with_their_values(given, expected, channels):
+    images = batch(channels=channels, dtype=given)
+    checked = check_images(images)
+    assert checked.dtype == expected
+    assert torch.equal(checked, images.to(expected))
+
+
+def test_the_ends_of_the_range_are_inside():
+    images = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+    assert torch.equal(check_images(images), images)
+
+
+def test_checking_keeps_the_gradient():
+    images = batch().requires_grad_()
+    check_images(images).sum().backward()
+    assert torch.equal(images.grad, torch.ones_like(images))
+
+
+BROKEN = {
+    "array": (np.zeros((2, 3, 8, 8)), ["expected a torch tensor", "got ndarray", "torch.from_numpy"]),
+    "one image": (torch.zeros(3, 8, 8), ["got shape (3, 8, 8)", "images.unsqueeze(0)"]),
+    "flat": (torch.zeros(2, 64), ["4 dimensions", "got shape (2, 64)"]),
+    "channels last": (torch.zeros(2, 8, 8, 3), ["(2, 8, 8, 3)", "images.permute(0, 3, 1, 2)"]),
+    "gray channels last": (torch.zeros(2, 8, 8, 1), ["images.permute(0, 3, 1, 2)"]),
+    "four channels": (torch.zeros(2, 4, 8, 8), ["expected 1 or 3 channels", "got 4"]),
+    "bytes": (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), ["got torch.uint8", "images.float() / 255"]),
+    "integers": (torch.zeros(2, 3, 8, 8, dtype=torch.int64), ["got torch.int64", "images.float()"]),
+    "empty": (torch.zeros(0, 3, 8, 8), ["at least one image", "(0, 3, 8, 8)"]),
+    "0 to 255": (
+        torch.tensor([0.0, 255.0]).view(2, 1, 1, 1),
+        ["images: expected values in [0, 1], got [0, 255]; divide by 255 and keep normalisation inside the classifier"],
+    ),
+    "normalised": (torch.tensor([-2.0, 2.5]).view(2, 1, 1, 1), ["got [-2, 2.5]", "undo the normalisation"]),
+    "rounding": (torch.tensor([0.5, 1.0000001]).view(2, 1, 1, 1), ["got [0.5, 1.00000012]", "images.clamp(0, 1)"]),
+    "NaN": (torch.tensor([0.5, float("nan")]).view(2, 1, 1, 1), ["finite", "got NaN first in image 1 of 2"]),
+    "infinity": (torch.tensor([0.5, float("inf")]).view(2, 1, 1, 1), ["finite", "got infinity first in image 1 of 2"]),
+    "minus infinity": (torch.tensor([-float("inf"), 0.5]).view(2, 1, 1, 1), ["got infinity first in image 0 of 2"]),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_images_are_refused_with_the_fix(name):
+    images, parts = BROKEN[name]
+    with pytest.raises(InputError) as caught:
+        check_images(images)
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_good_labels_become_int64(dtype):
+    labels = check_labels(torch.tensor([0, 2, 1], dtype=dtype), 3, classes=3)
+    assert labels.dtype == torch.int64
+    assert labels.tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        ([0, 1, 2], None, "got list.*torch.as_tensor"),
+        (torch.eye(3), None, r"got \(3, 3\).*argmax\(1\)"),
+        (torch.zeros(3, 1, dtype=torch.int64), None, r"got \(3, 1\).*flatten"),
+        (torch.zeros(3), None, r"got torch.float32; use labels.long\(\)"),
+        (torch.zeros(3, dtype=torch.bool), None, "got torch.bool"),
+        (torch.zeros(2, dtype=torch.int64), None, "expected 3, one per image, got 2"),
+        (torch.tensor([0, -1, -5]), None, "expected 0 or more, got -1 at index 1"),
+        (torch.tensor([0, 1, 7]), 3, r"expected 0 to 2 \(3 classes\), got 7 at index 2"),
+    ],
+)
+def test_broken_labels_are_refused_with_the_fix(labels, classes, message):
+    with pytest.raises(InputError, match=f"labels: .*{message}"):
+        check_labels(labels, 3, classes)
+
+
+def test_labelled_is_cut_and_moved_as_one():
+    data = Labelled(batch(), torch.arange(4))
+    assert len(data) == 4
+    for cut in (data[1:3], data[torch.tensor([1, 2])], data[torch.tensor([False, True, True, False])]):
+        assert cut.labels.tolist() == [1, 2]
+        assert torch.equal(cut.images, data.images[1:3])
+    moved = data.to("meta")
+    assert (moved.images.device.type, moved.labels.device.type) == ("meta", "meta")
+
+
+def test_every_way_in_gives_the_same_data():
+    images, labels = batch(), torch.tensor([0, 1, 1, 2])
+    pairs = TensorDataset(images, labels)
+    ways = {
+        "tensors": as_labelled(images, labels),
+        "arrays": as_labelled(images.numpy(), labels.numpy().astype(np.int32)),
+        "double": as_labelled(images.double(), labels),
+        "labelled": as_labelled(Labelled(images, labels)),
+        "dataset": as_labelled(pairs),
+        "loader": as_labelled(DataLoader(pairs, batch_size=3)),
+    }
+    for name, data in ways.items():
+        assert data.images.dtype == torch.float32, name
+        assert torch.equal(data.images, images), name
+        assert torch.equal(data.labels, labels), name
+
+
+def test_arrays_are_copied():
+    array = batch().numpy()
+    data = as_labelled(array, np.arange(4))
+    array[:] = 0
+    assert torch.equal(data.images, batch())
+
+
+def test_an_array_with_negative_strides_is_taken():
+    data = as_labelled(batch().numpy()[::-1], np.arange(4))
+    assert torch.equal(data.images, batch().flip(0))
+
+
+class Items(Dataset):
+    def __init__(self, *items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.zeros(1, 2, 2), 0)])
+
+
+class Endless(Dataset):
+    def __getitem__(self, index):
+        return torch.zeros(1, 2, 2), 0
+
+
+IMAGE = torch.zeros(1, 2, 2)
+TALL = torch.zeros(1, 3, 2)
+
+
+def test_dataset_labels_may_be_numbers_of_any_whole_kind():
+    items = Items((IMAGE, 1), [IMAGE, np.int64(2)], (IMAGE, torch.tensor(3)))
+    assert as_labelled(items).labels.tolist() == [1, 2, 3]
+
+
+def test_a_stream_is_taken_through_a_loader():
+    assert as_labelled(DataLoader(Stream())).images.shape == (1, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "labels", "message"),
+    [
+        (batch(), None, "labels: expected one per image, got none"),
+        (Items((IMAGE, 0)), torch.tensor([0]), "labels: expected none beside a Items"),
+        (batch(), torch.arange(3), "labels: expected 4, one per image, got 3"),
+        (batch().mul(255), torch.arange(4), r"values in \[0, 1\]"),
+        (np.array([["a"]]), np.zeros(1, int), "images: expected an array of numbers, got <U1"),
+        (Items((IMAGE, 0), IMAGE), None, "item 1 to be a pair .* got Tensor"),
+        (Items((IMAGE, 0), (IMAGE, 0, 1)), None, r"item 1 .* got \(Tensor, int, int\)"),
+        (Items((IMAGE, "cat")), None, r"item 0 .* got \(Tensor, str\)"),
+        (Items((IMAGE, 0.5)), None, r"item 0 .* got \(Tensor, float\)"),
+        (Items((IMAGE, torch.tensor(0.5))), None, "item 0 to be a pair"),
+        (Items((IMAGE.numpy(), 0)), None, r"item 0 .* got \(ndarray, int\)"),
+        (Items((IMAGE, 0), (IMAGE, 1), (TALL, 1)), None, r"one size, got \(1, 3, 2\) in item 2 and \(1, 2, 2\)"),
+        (Items(), None, "empty Dataset"),
+        (Stream(), None, "got Stream; wrap it in a DataLoader"),
+        (Endless(), None, "got Endless; wrap it in a DataLoader"),
+        (DataLoader(TensorDataset(batch())), None, r"batch 0 to be a pair of tensors .* got \(Tensor\)"),
+        (DataLoader(Items((IMAGE, "cat"))), None, r"batch 0 .* got \(Tensor, tuple\)"),
+        (DataLoader(Items((IMAGE, 0), (TALL, 1))), None, r"one size, got \(1, 3, 2\) in batch 1"),
+        (DataLoader(Items((IMAGE, 0)), batch_size=2, drop_last=True), None, "empty DataLoader"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(source, labels, message):
+    with pytest.raises(InputError, match=message):
+        as_labelled(source, labels)
+
+
+def test_the_number_of_classes_is_checked_for_a_dataset_too():
+    with pytest.raises(InputError, match=re.escape("expected 0 to 1 (2 classes), got 5 at index 1")):
+        as_labelled(Items((IMAGE, 0), (IMAGE, 5)), classes=2)

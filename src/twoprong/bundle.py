@@ -28,6 +28,7 @@ from twoprong.detect.detector import Detector
 from twoprong.errors import BundleError, ConfigError, DataError, InputError
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import FeatureSource
+from twoprong.models.layout import channels_last
 from twoprong.models.zoo import ModelSpec, build
 from twoprong.storage import file_sha256, fingerprint, load_tensors, save_tensors, sync
 
@@ -139,7 +140,8 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
         raise BundleError(f"{root / 'detector.safetensors'}: {error}") from error
     denoiser = DUNet(manifest["preprocessing"]["channels"], config.denoiser.width)
     _fill(denoiser, root / "denoiser.safetensors")
-    return Parts(classifier, detector, denoiser.eval().requires_grad_(False), config, features or source, manifest["about"])
+    denoiser = channels_last(denoiser).requires_grad_(False)
+    return Parts(classifier, detector, denoiser, config, features or source, manifest["about"])
 
 
 def _describe(parts: Parts, spec: ModelSpec | None) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def _classifier(root: Path, entry: dict[str, Any], given: nn.Module | None) -> n
             raise BundleError(f"{root}: the classifier ({entry['type']}) is not in the bundle; load(..., classifier=...)")
         given = build(**entry["spec"])
         _fill(given, root / "classifier.safetensors")
-        given.requires_grad_(False)
+        given = channels_last(given).requires_grad_(False)
     if fingerprint(given) != entry["fingerprint"]:
         raise BundleError(
             f"{root}: the classifier given is not the one it was fitted around ({entry['type']}): other weights"

@@ -17,7 +17,7 @@ def as_number(value: Any) -> Any:
     if isinstance(value, str):
         try:
             return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ZeroDivisionError):
+        except (ValueError, ArithmeticError):  # 1/0, 1e999
             raise ValueError(f"expected a number or a fraction such as 8/255, got {value!r}") from None
     return value
 
@@ -127,7 +127,7 @@ PRESETS = {
     "cifar10": FitConfig(),
     "digits": FitConfig(
         attack=AttackConfig(eps=0.18, step=0.045),
-        denoiser=DenoiserConfig(width=0.25, epochs=60, batch_size=100, milestones=(45,), sigma=0.15),
+        denoiser=DenoiserConfig(width=0.25, epochs=60, batch_size=100, milestones=(45,), sigma=0.1),
         classifier=ClassifierConfig(epochs=30, batch_size=64, augment=False),
     ),
 }  # settings that go with a named data set; anything else starts from FitConfig()

@@ -78,6 +78,7 @@ class Defense(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Decision:
         """Judge a batch and classify it by the route the verdict names. Raises InputError for anything but a batch."""
+        self.eval()  # somebody may have put the classifier, which is theirs, into training mode
         images = self._check(images)
         logits, features = self.features(images)
         verdict, tested = self._judge(Sample(images, features))

@@ -48,7 +48,8 @@ def fit(
     Dataset or DataLoader of (image, label). Reference and calibration images should be unseen by the classifier, or fresh
     images will look different from them: give such images as `held_out` where `images` are its training set.
     `features` overrides config.detector.features and may be a callable. With `work`, crafted examples and checkpoints go
-    to that directory and `resume=True` continues a killed run to the same result. The classifier comes back unchanged.
+    to that directory and `resume=True` continues a killed run to the same result. The classifier keeps its weights and is in
+    eval mode afterwards.
     """
     config = config or FitConfig()
     extract = Features(classifier, config.detector.features if features is None else features)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from twoprong.errors import DataError
@@ -40,7 +40,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     """Write tensors and a JSON-able `metadata` to one safetensors file, atomically."""
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     note = {"json": json.dumps(metadata or {}, sort_keys=True)}
-    write_atomic(path, lambda temporary: save_file(whole, temporary, metadata=note))
+    write_atomic(path, lambda temporary: temporary.write_bytes(save(whole, metadata=note)))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

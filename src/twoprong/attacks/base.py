@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -42,11 +42,13 @@ class Attack(ABC):
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
             raise InputError(f"norm: expected one of {', '.join(NORMS)}, got {self.norm!r}")
-        for name, value in vars(self).items():
-            if isinstance(value, bool | str):
-                continue
-            if not (0 <= value < float("inf")) or (isinstance(value, int) and value < 1):
-                raise InputError(f"{name}: expected a positive number, got {value}")
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if kind is float and not (number and 0 <= value < float("inf")):
+                raise InputError(f"{field.name}: expected a number of 0 or more, got {value!r}")
+            if kind is int and not (number and isinstance(value, int) and value >= 1):
+                raise InputError(f"{field.name}: expected a whole number of 1 or more, got {value!r}")
 
     @property
     def ball(self) -> Norm:
@@ -55,7 +57,7 @@ class Attack(ABC):
     def __call__(
         self, model: Model, images: Tensor, labels: Tensor, generator: torch.Generator | None = None
     ) -> AttackResult:
-        images = check_images(images)
+        images = check_images(images).detach()
         labels = check_labels(labels, len(images))
         with evaluating(model):
             found = self.perturb(model, images, labels, generator).detach()

@@ -65,7 +65,9 @@ class L2(Norm):
         return self.direction(ray) * eps * radius ** (1 / images[0].numel())
 
     def direction(self, gradient: Tensor) -> Tensor:
-        return gradient / self._per_image(gradient).clamp_min(SMALL)
+        # Scaled to 1 first: a confident model's gradient is so small that its square, or SMALL, would swallow it.
+        scaled = gradient / Linf().size(gradient)[:, None, None, None].clamp_min(torch.finfo(gradient.dtype).tiny)
+        return scaled / self._per_image(scaled).clamp_min(SMALL)
 
     def shrink(self, delta: Tensor, eps: float) -> Tensor:
         return delta * (eps / self._per_image(delta).clamp_min(SMALL)).clamp_max(1)

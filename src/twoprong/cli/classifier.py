@@ -4,12 +4,12 @@ import importlib
 import sys
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from twoprong.config import FitConfig
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
+from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
 from twoprong.progress import Progress
 from twoprong.recipe import train_named
@@ -33,8 +33,7 @@ def get_classifier(
         except RuntimeError as error:
             first = " ".join(str(error).split())[:200]
             raise InputError(f"--weights {weights}: these are not {name}'s weights ({first})") from error
-    model = model.to(data.train.images.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return model.eval().requires_grad_(False)
+    return channels_last(model.to(data.train.images.device)).eval().requires_grad_(False)
 
 
 def from_factory(name: str) -> nn.Module:

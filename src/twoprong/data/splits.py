@@ -47,6 +47,11 @@ def split(data: Labelled, config: SplitConfig, seed: int, held_out: Labelled | N
         calibration = unseen[count:][: config.calibration]
         parts = Splits(data[rest], data[kernel], held_out[unseen[:count]], held_out[calibration])
     small = [f"{name} {len(part)}" for name, part in vars(parts).items() if len(part) < LEAST]
+    if held_out is not None and min(len(parts.reference), len(parts.calibration)) < LEAST:
+        raise InputError(
+            f"held_out: {len(held_out)} are too few to give {LEAST} or more to reference and to calibration (too small: "
+            f"{', '.join(small)}); give at least {2 * LEAST} images, or raise splits.*"
+        )
     if small:
         raise InputError(
             f"images: {len(data)} are too few to divide into four parts of {LEAST} or more (too small: {', '.join(small)}); "

@@ -15,6 +15,8 @@ from twoprong.errors import InputError, StateError
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator
 
+LEAST = 10  # calibration images: of fewer, a resampled pool may be copies of one, which has no pairs and no variance
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -76,8 +78,8 @@ class Detector(nn.Module):
         if config.threshold is not None:
             constant = torch.full((len(sizes),), config.threshold, dtype=torch.double)
             return self._set_thresholds(Thresholds(sizes, constant, constant.clone()))
-        if len(clean) < 2:
-            raise InputError(f"calibrate: expected 2 or more clean images, got {len(clean)}")
+        if len(clean) < LEAST:
+            raise InputError(f"calibrate: expected {LEAST} or more clean images, got {len(clean)}")
         table = calibrate(
             self._gram(clean, clean),
             self._gram(self.reference, clean),
@@ -121,8 +123,10 @@ class Detector(nn.Module):
             fitted = DeepKernel()
             fitted.load_state_dict(kernel)
             reference = Sample(state["reference_pixels"], state["reference_features"])
+            table = Thresholds(state["sizes"], state["upper"], state["central"])
+            _check_shapes(reference, table)
             detector = cls(fitted.requires_grad_(False), reference, permutations)
-            detector._set_thresholds(Thresholds(state["sizes"], state["upper"], state["central"]))
+            detector._set_thresholds(table)
             detector.load_state_dict(state)
         except (RuntimeError, KeyError) as error:
             raise InputError(f"not a detector's tensors: {' '.join(str(error).split())}") from error
@@ -136,6 +140,17 @@ class Detector(nn.Module):
         for name, column in zip(("sizes", "upper", "central"), table, strict=True):
             self.register_buffer(name, column.to(self.reference_features.device))
         return self
+
+
+def _check_shapes(reference: Sample, table: Thresholds) -> None:
+    """What `load_state_dict` cannot know: that tensors of any length have the same one, and thresholds are numbers."""
+    pixels, features = reference
+    if pixels.ndim < 2 or features.ndim != 2 or len(pixels) != len(features):
+        raise InputError(f"not a detector's tensors: a reference of {tuple(pixels.shape)} and {tuple(features.shape)}")
+    lengths = [tuple(column.shape) for column in table]
+    rising = table.sizes.ndim == 1 and not table.sizes.is_floating_point() and bool((table.sizes.diff() > 0).all())
+    if not rising or len(set(lengths)) > 1 or not all(bool(column.isfinite().all()) for column in table):
+        raise InputError(f"not a detector's tensors: thresholds of {lengths}, expected rising sizes and finite numbers")
 
 
 UNTESTED = Verdict(adversarial=False, statistic=math.nan, threshold=math.nan, p_value=math.nan)

@@ -28,6 +28,8 @@ def mmd2(k_xx: Tensor, k_yy: Tensor, k_xy: Tensor, *, estimator: Estimator = "u"
     if min(m, n) < 2:
         raise InputError(f"mmd2: the U-statistic needs 2 or more of each, got {m} and {n}; use estimator='v'")
     paired = m == n if paired is None else paired
+    if paired and m != n:
+        raise InputError(f"mmd2: expected samples of one size with paired=True, got {m} and {n}")
     cross = off_diagonal_mean(k_xy) if paired else k_xy.mean()
     return off_diagonal_mean(k_xx) + off_diagonal_mean(k_yy) - 2 * cross
 

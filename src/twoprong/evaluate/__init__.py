@@ -1,0 +1,1 @@
+"""Measuring a defence, and showing what was measured."""

@@ -18,8 +18,8 @@ CLEAN, ADVERSARIAL = "#2a7de1", "#e0632d"
 def histogram(series: Mapping[str, Sequence[float]], threshold: float, title: str) -> str:
     """The statistic of clean (first) and adversarial (second) batches as one SVG, with the threshold drawn."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "twoprong", "font.size": 11, "text.color": INK}):
-        figure = Figure(figsize=(6.4, 2.9), layout="constrained")
-        axes = figure.subplots()
+        figure = Figure(figsize=(6.4, 2.9), layout="constrained", facecolor="none")
+        axes = figure.subplots(subplot_kw={"facecolor": "none"})
         values = [value for group in series.values() for value in group]
         bins = np.linspace(min([*values, threshold]), max([*values, threshold]), 40)
         for (name, group), colour in zip(series.items(), (CLEAN, ADVERSARIAL), strict=True):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from twoprong.checkpoint import Checkpoint
 from twoprong.config import ClassifierConfig
 from twoprong.data.tensors import Labelled
+from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator, initialised
@@ -28,7 +29,7 @@ def train_classifier(
     device = data.images.device
     with initialised(seed, "classifier"):
         model = build(name, classes, data.images.shape[1])
-    model = model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types lack it
+    model = channels_last(model.to(device))
     optimiser = torch.optim.SGD(
         model.parameters(), lr=config.lr, momentum=0.9, nesterov=True, weight_decay=config.weight_decay
     )

@@ -1,0 +1,1 @@
+"""The denoiser's loss and training (Algorithm 2)."""

@@ -9,6 +9,7 @@ from twoprong.config import DenoiserConfig
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features
+from twoprong.models.layout import channels_last
 from twoprong.progress import Progress, silent
 from twoprong.purify.loss import add_noise, denoiser_loss
 from twoprong.seeds import generator, initialised
@@ -32,7 +33,7 @@ def train_denoiser(
     device, count = adversarial.device, len(labels)
     with initialised(seed, "denoiser"):
         denoiser = DUNet(adversarial.shape[1], config.width)
-    denoiser = denoiser.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch types lack it
+    denoiser = channels_last(denoiser.to(device))
     optimiser = torch.optim.Adam(denoiser.parameters(), lr=config.lr)
     draw = generator(seed, "denoiser noise", device=device)
     done = checkpoint.load(denoiser, optimiser, draw) if checkpoint else 0

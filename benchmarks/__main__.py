@@ -1,0 +1,13 @@
+"""`make bench`."""
+
+import os
+import platform
+
+import torch
+
+from benchmarks import decision, permutations
+
+if __name__ == "__main__":
+    print(f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    for benchmark in (permutations, decision):
+        print(benchmark.run(), flush=True)

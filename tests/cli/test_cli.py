@@ -1,0 +1,192 @@
+"""The command as a user runs it: a real process, its exit code, its two streams."""
+
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import twoprong as tp
+
+FAST = """
+[attack]
+eps = 0.2
+step = 0.05
+[kernel]
+epochs = 5
+[detector]
+permutations = 50
+[denoiser]
+width = 0.1
+epochs = 1
+batch_size = 100
+sigma = 0.1
+[classifier]
+epochs = 3
+batch_size = 64
+augment = false
+"""
+
+DIGITS = ("fit", "--data", "digits", "--classifier", "cnn", "--out", "bundle")
+
+
+def twoprong(*arguments, cwd=None):
+    command = [sys.executable, "-m", "twoprong", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+
+
+def refused(run) -> str:
+    """The message of a run that failed by the user's mistake: exit code 2, nothing on stdout, no traceback."""
+    assert run.returncode == 2, run.stderr
+    assert run.stdout == ""
+    assert "Traceback" not in run.stderr
+    return run.stderr
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fit")
+    (folder / "fast.toml").write_text(FAST)
+    run = twoprong(*DIGITS, "--config", "fast.toml", "--json", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    return folder, run
+
+
+def test_version_and_help():
+    assert twoprong("--version").stdout.strip() == f"twoprong {metadata.version('twoprong')}"
+    for command in ((), ("demo",), ("fit",), ("inspect",)):
+        run = twoprong(*command, "--help")
+        assert run.returncode == 0
+        assert "Usage" in run.stdout
+
+
+def test_fit_writes_a_bundle_and_a_summary_for_machines(fitted):
+    folder, run = fitted
+    summary = json.loads(run.stdout)
+    assert summary["bundle"] == "bundle"
+    assert 0.5 < summary["clean_bare"] <= 1
+    assert "clean test images" in run.stderr
+    defense = tp.load(folder / "bundle")
+    assert defense.config.denoiser.epochs == 1
+    assert defense.about["classes"] == list("0123456789")
+    assert not list((folder / "bundle.work").glob("*.safetensors")), "checkpoints are left behind"
+
+
+def test_fit_does_not_touch_a_bundle_that_is_there(fitted):
+    folder, _ = fitted
+    before = (folder / "bundle" / "manifest.json").read_bytes()
+    message = refused(twoprong(*DIGITS, cwd=folder))
+    assert "bundle: exists already" in message
+    assert (folder / "bundle" / "manifest.json").read_bytes() == before
+
+
+def test_inspect_shows_and_prints_the_manifest(fitted):
+    folder, _ = fitted
+    shown = twoprong("inspect", "bundle", cwd=folder)
+    assert shown.returncode == 0
+    assert "all files verified" in shown.stdout
+    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == 1
+
+
+def test_inspect_of_a_damaged_bundle_is_one_line_that_names_the_file(fitted, tmp_path):
+    tp.load(fitted[0] / "bundle").save(tmp_path / "damaged")
+    file = tmp_path / "damaged" / "detector.safetensors"
+    file.write_bytes(file.read_bytes() + b"x")
+    message = refused(twoprong("inspect", tmp_path / "damaged"))
+    assert "detector.safetensors: damaged" in message
+    assert len(message.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "digit"), "did you mean 'digits'"),
+        (("--data", "cifar10"), "--data-root"),
+        (("--classifier", "resnet81"), "resnet18"),
+        (("--classifier", "no_such_module:make"), "MODULE:FACTORY"),
+        (("--set", "denoiser.alhpa=1", "--set", "sed=2"), "2 problems"),
+        (("--set", "denoiser.alhpa=1"), "did you mean 'alpha'?"),
+        (("--config", "absent.toml"), "absent.toml"),
+        (("--weights", "absent.safetensors"), "absent.safetensors"),
+        (("--image-size", "9"), "--image-size"),
+    ],
+)
+def test_mistakes_get_exit_code_2_and_a_way_out(tmp_path, arguments, message):
+    given = {"--data": "digits", "--classifier": "cnn", "--out": "bundle"}
+    rest = [part for name, value in given.items() if name not in arguments for part in (name, value)]
+    assert message in refused(twoprong("fit", *arguments, *rest, cwd=tmp_path))
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_cuda_that_is_not_there_is_said(tmp_path):
+    if torch.cuda.is_available():
+        pytest.fail("this test needs a machine without CUDA; CI has none")
+    assert "no CUDA device" in refused(twoprong(*DIGITS, "--device", "cuda", cwd=tmp_path))
+
+
+@pytest.fixture(scope="module")
+def folder_data(tmp_path_factory, digits):
+    """240 digits of three classes as PNG and JPEG files, 12 x 12, and one file that is no image."""
+    root = tmp_path_factory.mktemp("images")
+    for name in "012":
+        (root / name).mkdir()
+        chosen = digits.train.images[digits.train.labels == int(name)][:80]
+        for number, image in enumerate(chosen):
+            pixels = (image[0] * 255).byte().numpy()
+            suffix = "png" if number % 2 else "jpg"
+            Image.fromarray(pixels).resize((12, 12)).save(root / name / f"{number:03d}.{suffix}", quality=95)
+    (root / "1" / "broken.png").write_bytes(b"not an image")
+    return root
+
+
+def test_fit_on_a_folder_names_and_skips_an_unreadable_image(folder_data, tmp_path):
+    (tmp_path / "fast.toml").write_text(FAST)
+    arguments = ("fit", "--data", folder_data, "--classifier", "cnn", "--config", "fast.toml", "--out", "bundle")
+    assert "broken.png" in refused(twoprong(*arguments, "--strict", cwd=tmp_path))
+    run = twoprong(*arguments, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert "broken.png" in run.stderr.replace("\n", "")
+    defense = tp.load(tmp_path / "bundle")
+    assert defense.about["classes"] == ["0", "1", "2"]
+    assert tuple(defense.detector.reference_pixels.shape[1:]) == (1, 12, 12)
+
+
+FACTORY = """
+from safetensors.torch import load_file
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    def forward(self, x):
+        return self.body(x)
+
+def make():
+    return Net()
+
+def number():
+    return 7
+"""
+
+
+def test_fit_around_a_users_own_classifier_with_weights(tmp_path, digits):
+    (tmp_path / "fast.toml").write_text(FAST)
+    (tmp_path / "mynet.py").write_text(FACTORY)
+    namespace: dict = {}
+    exec(FACTORY, namespace)
+    model = namespace["make"]()
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    arguments = ("fit", "--data", "digits", "--config", "fast.toml", "--out", "bundle")
+    assert "torch.nn.Module, got int" in refused(twoprong(*arguments, "--classifier", "mynet:number", cwd=tmp_path))
+    run = twoprong(*arguments, "--classifier", "mynet:make", "--weights", "weights.safetensors", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    with pytest.raises(tp.errors.BundleError, match=r"mynet\.Net"):
+        tp.load(tmp_path / "bundle")
+    assert len(tp.load(tmp_path / "bundle", classifier=model)(digits.test.images[:30]).labels) == 30
+    wrong = twoprong(*arguments, "--overwrite", "--classifier", "cnn", "--weights", "weights.safetensors", cwd=tmp_path)
+    assert "not cnn's weights" in refused(wrong)

@@ -1,0 +1,240 @@
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from twoprong.config import DetectorConfig
+from twoprong.detect.detector import UNTESTED, Detector
+from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.errors import InputError, StateError
+
+BUFFERS = ("reference_pixels", "reference_features", "sizes", "upper", "central")
+
+
+@pytest.fixture
+def bare(draw_sample):
+    """A detector with a reference of 60, not calibrated."""
+    reference = draw_sample(60, "reference")
+    return Detector(DeepKernel.from_median(reference).requires_grad_(False), reference, permutations=50)
+
+
+@pytest.fixture
+def detector(bare, draw_sample):
+    return bare.calibrate(draw_sample(200, "pool"), DetectorConfig(min_batch_size=3, max_batch_size=20), seed=0)
+
+
+def loop_statistic(detector, batch):
+    """MMD²_u with the full cross mean, in float64, from kernel values one by one."""
+    x, z = detector.reference, batch
+    sigma_s, sigma_q, beta0 = (
+        float(value) for value in (detector.kernel.feature_bandwidth, detector.kernel.pixel_bandwidth, detector.kernel.beta0)
+    )
+
+    def k(a, i, b, j):
+        s = math.exp(-float((a.features[i].double() - b.features[j].double()).square().sum()) / (2 * sigma_s**2))
+        q = math.exp(-float((a.pixels[i].double() - b.pixels[j].double()).square().sum()) / (2 * sigma_q**2))
+        return ((1 - beta0) * s + beta0) * q
+
+    def within(a):
+        return sum(k(a, i, a, j) for i in range(len(a)) for j in range(len(a)) if i != j) / (len(a) * (len(a) - 1))
+
+    cross = sum(k(x, i, z, j) for i in range(len(x)) for j in range(len(z))) / (len(x) * len(z))
+    return within(x) + within(z) - 2 * cross
+
+
+@pytest.mark.parametrize("n", [2, 9, 60])
+def test_statistic_agrees_with_a_loop_at_every_size(bare, draw_sample, n):
+    """At the reference's own size too: the cross mean is the full one, so that sizes belong to one curve."""
+    batch = draw_sample(n, "batch", shift=0.4)
+    assert bare.statistic(batch).item() == pytest.approx(loop_statistic(bare, batch), abs=1e-6)
+
+
+def test_the_reference_as_a_batch_counts_its_copies_in_the_cross_mean(bare):
+    """Pairing would leave them out, and measure a batch of the reference's size by another rule than its neighbours."""
+    k = bare.k_reference
+    mean = (k.sum() - k.trace()) / (60 * 59)
+    assert bare.statistic(bare.reference).item() == pytest.approx(2 * (mean - k.mean()).item(), abs=1e-6)
+    assert bare.statistic(bare.reference).item() < -1e-3
+
+
+def test_statistic_is_differentiable_in_images_and_features(draw_sample):
+    reference, batch = (draw_sample(n, n, dtype=torch.float64) for n in (6, 4))
+    detector = Detector(DeepKernel(1.0, 1.5, 0.2), reference).double()
+    inputs = [part.clone().requires_grad_() for part in batch]
+    assert gradcheck(lambda pixels, features: detector.statistic(Sample(pixels, features)), inputs)
+
+
+def test_ascending_the_gradient_raises_the_statistic(bare, draw_sample):
+    batch = draw_sample(8, "batch")
+    pixels, features = batch.pixels.requires_grad_(), batch.features.requires_grad_()
+    before = bare.statistic(Sample(pixels, features))
+    before.backward()
+    assert pixels.grad.abs().sum() > 0
+    moved = Sample((pixels + 0.1 * pixels.grad).detach(), (features + 0.1 * features.grad).detach())
+    assert bare.statistic(moved) > before
+    assert all(parameter.grad is None for parameter in bare.parameters())
+
+
+def test_verdict_has_the_statistic_its_threshold_and_their_comparison(detector, draw_sample):
+    said = set()
+    for n in (3, 8, 20):
+        for shift in (0.0, 1.5):
+            batch = draw_sample(n, "batch", n, shift=shift)
+            verdict = detector(batch)
+            assert verdict.statistic == detector.statistic(batch).item()
+            assert verdict.threshold == detector.thresholds.at(n)
+            assert verdict.adversarial is (verdict.statistic >= verdict.threshold)
+            assert 0 < verdict.p_value <= 1
+            assert (verdict.p_value * (detector.permutations + 1)) % 1 == pytest.approx(0, abs=1e-9)
+            said.add((shift > 0, verdict.adversarial))
+    assert said == {(False, False), (True, True)}
+
+
+def test_a_statistic_that_just_reaches_the_threshold_is_adversarial(bare, draw_sample):
+    batch = draw_sample(5, "batch")
+    value = bare.statistic(batch).item()
+    at = DetectorConfig(threshold=value)
+    above = DetectorConfig(threshold=math.nextafter(value, math.inf))
+    assert bare.calibrate(batch, at, seed=0)(batch).adversarial
+    assert not bare.calibrate(batch, above, seed=0)(batch).adversarial
+
+
+def test_p_value_is_small_for_another_law_and_not_for_the_same(detector, draw_sample):
+    assert detector(draw_sample(20, "far", shift=2.0)).p_value == 1 / 51
+    assert sum(detector(draw_sample(20, "same", number)).p_value for number in range(20)) / 20 > 0.25
+
+
+def test_judging_twice_gives_one_verdict(detector, draw_sample):
+    batch = draw_sample(7, "batch")
+    first = detector(batch)
+    torch.rand(3)
+    assert detector(batch) == first
+
+
+def test_a_constant_threshold_holds_for_all_sizes(bare, draw_sample):
+    config = DetectorConfig(threshold=0.5, min_batch_size=2, max_batch_size=30)
+    bare.calibrate(draw_sample(1, "none needed"), config, seed=0)
+    assert list(bare.batch_sizes) == list(range(2, 31))
+    assert {bare.thresholds.at(n) for n in range(2, 31)} == {0.5}
+    assert bare(draw_sample(11, "batch")).threshold == 0.5
+
+
+def test_calibration_keeps_settings_and_seed(bare, draw_sample):
+    pool = draw_sample(200, "pool")
+    config = DetectorConfig(min_batch_size=4, max_batch_size=12, false_alarm_rate=0.1)
+    tables = [bare.calibrate(pool, config, seed=seed).thresholds for seed in (1, 1, 2)]
+    assert bare.batch_sizes == range(4, 13)
+    assert torch.equal(tables[0].upper, tables[1].upper)
+    assert not torch.equal(tables[0].upper, tables[2].upper)
+    strict = bare.calibrate(pool, config.model_copy(update={"false_alarm_rate": 0.01}), seed=1).thresholds
+    assert (strict.upper > tables[0].upper).all()
+
+
+def test_before_calibration_the_next_call_is_named(bare, draw_sample):
+    with pytest.raises(StateError, match=r"Detector has no threshold: call calibrate\("):
+        bare(draw_sample(5, "batch"))
+    with pytest.raises(StateError, match="calibrate"):
+        _ = bare.batch_sizes
+    assert bare.statistic(draw_sample(5, "batch")).isfinite()  # needs no threshold
+
+
+@pytest.mark.parametrize("n", [1, 2, 21, 50])
+def test_sizes_outside_the_range_are_refused_with_the_range(detector, draw_sample, n):
+    with pytest.raises(InputError, match=rf"batch of {n} images?: expected 3 to 20"):
+        detector(draw_sample(n, "batch"))
+
+
+def test_too_few_images_are_refused(bare, draw_sample):
+    with pytest.raises(InputError, match="2 or more images, got 1"):
+        Detector(DeepKernel(), draw_sample(1, "one"))
+    with pytest.raises(InputError, match="10 or more clean images, got 9"):
+        bare.calibrate(draw_sample(9, "few"), DetectorConfig(), seed=0)
+    bare.calibrate(draw_sample(10, "enough"), DetectorConfig(max_batch_size=5), seed=0)
+    assert bare.upper.isfinite().all()
+
+
+def test_reference_and_thresholds_are_state_and_move(detector):
+    state = detector.state_dict()
+    assert set(state) == {*BUFFERS, "kernel.log_feature_bandwidth", "kernel.log_pixel_bandwidth", "kernel.logit_beta0"}
+    moved = detector.to("meta")
+    assert all(buffer.is_meta for _, buffer in moved.named_buffers())
+    assert all(parameter.is_meta for parameter in moved.parameters())
+
+
+def test_double_precision_changes_nothing_but_digits(detector, draw_sample):
+    batch = draw_sample(6, "batch")
+    before = detector(batch)
+    after = detector.double()(Sample(batch.pixels.double(), batch.features.double()))
+    assert detector.reference_pixels.dtype == torch.float64
+    assert detector.sizes.dtype == torch.int64
+    assert after.statistic == pytest.approx(before.statistic, abs=1e-6)
+    assert after.threshold == before.threshold
+
+
+def test_the_reference_is_a_copy(draw_sample):
+    reference = draw_sample(10, "reference")
+    detector = Detector(DeepKernel().requires_grad_(False), reference)
+    before = detector.statistic(draw_sample(4, "batch"))
+    reference.pixels.zero_()
+    reference.features.zero_()
+    assert torch.equal(detector.statistic(draw_sample(4, "batch")), before)
+    assert detector.reference_pixels.any()
+
+
+def test_round_trip_through_the_state_gives_the_same_verdicts(detector, draw_sample):
+    again = Detector.from_state(detector.state_dict(), detector.permutations)
+    assert again.batch_sizes == detector.batch_sizes
+    assert not any(parameter.requires_grad for parameter in again.parameters())
+    for n, shift in ((3, 0.0), (11, 0.3), (20, 1.5)):
+        batch = draw_sample(n, "batch", shift=shift)
+        assert again(batch) == detector(batch)
+
+
+def test_the_state_before_calibration_comes_back_uncalibrated(bare, draw_sample):
+    again = Detector.from_state(bare.state_dict(), 10)
+    with pytest.raises(StateError):
+        again(draw_sample(5, "batch"))
+    assert torch.equal(again.statistic(draw_sample(5, "batch")), bare.statistic(draw_sample(5, "batch")))
+
+
+@pytest.mark.parametrize("name", [*BUFFERS, "kernel.log_feature_bandwidth", "kernel.logit_beta0"])
+def test_a_missing_tensor_is_refused(detector, name):
+    state = {key: value for key, value in detector.state_dict().items() if key != name}
+    with pytest.raises(InputError, match=f"not a detector's tensors.*{name.removeprefix('kernel.')}"):
+        Detector.from_state(state, 10)
+
+
+@pytest.mark.parametrize("name", ["surplus", "kernel.surplus", "k_reference"])
+def test_an_extra_tensor_is_refused(detector, name):
+    with pytest.raises(InputError, match=f"not a detector's tensors.*{name.removeprefix('kernel.')}"):
+        Detector.from_state({**detector.state_dict(), name: torch.zeros(60, 60)}, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("reference_pixels", lambda tensor: tensor[:-1]),
+        ("reference_pixels", lambda tensor: tensor[0, 0, 0, 0]),
+        ("reference_features", lambda tensor: tensor[:1]),
+        ("reference_features", lambda tensor: tensor[:, 0]),
+        ("kernel.logit_beta0", lambda tensor: tensor.expand(2)),
+        ("sizes", lambda tensor: tensor[:-1]),
+        ("sizes", lambda tensor: tensor.flip(0)),
+        ("sizes", lambda tensor: tensor.double()),
+        ("sizes", lambda tensor: tensor[0]),
+        ("upper", lambda tensor: tensor[:1]),
+        ("upper", lambda tensor: tensor[:, None]),
+        ("upper", lambda tensor: tensor * math.nan),
+        ("central", lambda tensor: tensor.repeat(2)),
+    ],
+)
+def test_a_misshapen_tensor_is_refused(detector, name, damage):
+    state = detector.state_dict()
+    with pytest.raises(InputError, match="not a detector's tensors"):
+        Detector.from_state({**state, name: damage(state[name])}, 10)
+
+
+def test_the_verdict_of_the_untested_is_clean_and_says_nothing_else():
+    assert UNTESTED.adversarial is False
+    assert all(math.isnan(value) for value in (UNTESTED.statistic, UNTESTED.threshold, UNTESTED.p_value))

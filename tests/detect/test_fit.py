@@ -1,0 +1,112 @@
+import pytest
+import torch
+from scipy.stats import fisher_exact
+
+from twoprong.config import KernelConfig
+from twoprong.detect.fit import fit_kernel, power
+from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.detect.mmd import mmd2, power_objective
+from twoprong.detect.null import permutation_null, permutation_p_value
+from twoprong.errors import InputError
+from twoprong.seeds import generator
+
+CONFIG = KernelConfig(epochs=60, lr=0.05, batch_size=100)
+
+
+def blobs(n, spread, source):
+    """Nine clusters 10 apart: the median distance is the one between clusters, and all that differs is `spread` within."""
+    centre = torch.randint(3, (n, 2), generator=source) * 10.0
+    features = centre + spread * torch.randn(n, 2, generator=source)
+    return Sample(torch.rand(n, 1, 2, 2, generator=source), features)
+
+
+def clean(n, *name):
+    return blobs(n, 1.0, generator(0, "clean", *name))
+
+
+def adversarial(n, *name):
+    return blobs(n, 2.0, generator(0, "adversarial", *name))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return fit_kernel(clean(500, "fit"), adversarial(500, "fit"), CONFIG, seed=0)
+
+
+@pytest.fixture(scope="module")
+def start():
+    return DeepKernel.from_median(clean(500, "fit"), CONFIG.beta0).requires_grad_(False)
+
+
+def rejections(kernel, n, repetitions):
+    """How often the permutation test at 5 % finds unseen adversarial batches of n."""
+    found = 0
+    for number in range(repetitions):
+        x, y = clean(n, "test", number), adversarial(n, "test", number)
+        pool = Sample(torch.cat([x.pixels, y.pixels]), torch.cat([x.features, y.features]))
+        gram = kernel(pool, pool)
+        observed = mmd2(gram[:n, :n], gram[n:, n:], gram[:n, n:])
+        found += permutation_p_value(observed, permutation_null(gram, n, 99, generator(number, "null"))) <= 0.05
+    return found
+
+
+def test_held_out_power_objective_rises(fitted, start):
+    """On ten held-out pairs of samples, each."""
+    for number in range(10):
+        x, y = clean(200, "held out", number), adversarial(200, "held out", number)
+        assert power(fitted, x, y) > power(start, x, y)
+
+
+def test_held_out_test_power_at_50_rises(fitted, start):
+    before, after = rejections(start, 50, 100), rejections(fitted, 50, 100)
+    table = [[after, 100 - after], [before, 100 - before]]
+    assert fisher_exact(table, alternative="greater").pvalue < 1e-4
+
+
+def test_no_epochs_leave_the_median_heuristic(start):
+    kernel = fit_kernel(clean(500, "fit"), adversarial(500, "fit"), KernelConfig(epochs=0), seed=0)
+    for parameter, expected in zip(kernel.parameters(), start.parameters(), strict=True):
+        assert torch.equal(parameter, expected)
+
+
+def test_parameters_move_and_come_back_frozen(fitted, start):
+    for parameter, before in zip(fitted.parameters(), start.parameters(), strict=True):
+        assert not torch.equal(parameter, before)
+        assert not parameter.requires_grad
+        assert parameter.isfinite()
+
+
+def test_the_result_is_a_function_of_the_seed():
+    few = KernelConfig(epochs=3, batch_size=20)
+    torch.manual_seed(1)
+    first = fit_kernel(clean(60), adversarial(60), few, seed=5).state_dict()
+    torch.manual_seed(2)  # the global stream plays no part
+    again = fit_kernel(clean(60), adversarial(60), few, seed=5).state_dict()
+    other = fit_kernel(clean(60), adversarial(60), few, seed=6).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_samples_of_different_sizes_are_fitted_on_the_smaller():
+    kernel = fit_kernel(clean(30), adversarial(7), KernelConfig(epochs=2), seed=0)
+    start = DeepKernel.from_median(clean(30))
+    assert kernel.log_feature_bandwidth.isfinite()
+    assert kernel.log_feature_bandwidth != start.log_feature_bandwidth
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 20), (20, 1)])
+def test_single_images_are_refused(m, n):
+    with pytest.raises(InputError, match=f"2 or more images of each kind, got {m} and {n}"):
+        fit_kernel(clean(m), adversarial(n), CONFIG, seed=0)
+
+
+def test_progress_is_told_once_an_epoch():
+    told = []
+    fit_kernel(clean(20), adversarial(20), KernelConfig(epochs=3), 0, lambda *args: told.append(args[:3]))
+    assert told == [("kernel", epoch, 3) for epoch in (1, 2, 3)]
+
+
+def test_power_is_the_objective_of_the_kernels_gram_matrices(start):
+    x, y = clean(12), adversarial(12)
+    expected = power_objective(start(x, x), start(y, y), start(x, y), 1e-3)
+    assert torch.equal(power(start, x, y, 1e-3), expected)

@@ -1,0 +1,61 @@
+"""The demo, run as a user runs it, twice."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import twoprong as tp
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    processes = [
+        subprocess.run(
+            [sys.executable, "-m", "twoprong", "demo", "--out", name, "--json"],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            check=True,
+            timeout=600,
+        )
+        for name in ("first", "second")
+    ]
+    return folder, [json.loads(process.stdout) for process in processes]
+
+
+def test_the_same_seed_gives_the_same_numbers(runs):
+    folder, (first, second) = runs
+    assert json.loads((folder / "first" / "results.json").read_text()) == first
+    seconds = [results.pop("seconds") for results in (dict(first), dict(second))]
+    assert all(value > 0 for results in seconds for value in results.values())
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+
+
+def test_it_shows_what_the_method_can_do(runs):
+    _, (results, _) = runs
+    clean, attacked = results["batches"]["100"]["clean"], results["batches"]["100"]["attacked"]
+    assert attacked["bare"] < 0.10
+    assert clean["defended"] >= clean["bare"] - 0.01
+    assert attacked["flagged"] >= 0.95
+    assert attacked["defended"] >= attacked["bare"] + 0.60
+    for size in ("100", "25"):
+        assert results["batches"][size]["clean"]["flagged"] <= 0.10
+
+
+def test_the_bundle_it_leaves_serves(runs, digits):
+    folder, (results, _) = runs
+    decision = tp.load(folder / "first" / "bundle")(digits.test.images[:100])
+    assert decision.threshold == results["batches"]["100"]["clean"]["threshold"]
+
+
+def test_the_report_is_one_file_that_reaches_for_nothing(runs):
+    folder, _ = runs
+    page = (folder / "first" / "report.html").read_text()
+    assert page.count("<svg") == 2
+    assert page.count("<img") == page.count("alt=") == 30
+    reaching = re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*|@import|url\((?!#|data:)[^)]*|<script|<link""", page)
+    assert reaching == []

@@ -1,0 +1,223 @@
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import twoprong as tp
+from twoprong.bundle import BLANK, _digest, read_manifest
+from twoprong.errors import BundleError
+from twoprong.models.zoo import build
+
+FILES = ("README.md", "classifier.safetensors", "denoiser.safetensors", "detector.safetensors", "manifest.json")
+
+
+@pytest.fixture(scope="module")
+def original(defense, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "good"
+    defense.save(path)
+    return path
+
+
+@pytest.fixture
+def bundle(original, tmp_path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "bundle"))
+
+
+def sign(bundle: Path, **changes) -> None:
+    """Rewrite the manifest with changes and a digest that fits: damage that only the checks behind the digest can see."""
+    manifest = json.loads((bundle / "manifest.json").read_text()) | changes | {"digest": BLANK}
+    for name in manifest["files"]:
+        content = (bundle / name).read_bytes()
+        manifest["files"][name] = {"bytes": len(content), "sha256": _digest(content)}
+    text = json.dumps(manifest, indent=2)
+    (bundle / "manifest.json").write_text(text.replace(BLANK, _digest(text.encode())))
+
+
+def test_what_is_loaded_decides_as_what_was_saved(defense, original, digits):
+    loaded = tp.load(original)
+    for name, tensor in defense.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    batch = digits.test.images[:50]
+    before, after = defense(batch), loaded(batch)
+    assert torch.equal(before.logits, after.logits)
+    assert (before.statistic, before.threshold, before.p_value) == (after.statistic, after.threshold, after.p_value)
+    assert loaded.config == defense.config
+    assert loaded.about == defense.about
+
+
+def test_a_bundle_holds_what_it_says_and_nothing_else(original):
+    assert sorted(file.name for file in original.iterdir()) == sorted(FILES)
+    manifest = read_manifest(original)
+    assert manifest["preprocessing"] == {"channels": 1, "height": 8, "width": 8, "range": [0, 1]}
+    assert [row["batch_size"] for row in manifest["thresholds"]][:1] == [2]
+    assert set(manifest["about"]["split_hashes"]) == {"denoiser", "kernel", "reference", "calibration"}
+    assert manifest["config"]["seed"] == 0
+    assert not list(original.parent.glob(".*")), "temporary directories are left behind"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_flipped_byte_anywhere_is_refused_by_name(bundle, name):
+    file = bundle / name
+    content = file.read_bytes()
+    draw = torch.Generator().manual_seed(0)
+    places = {0, len(content) - 1, *torch.randint(len(content), (40,), generator=draw).tolist()}
+    for place in places:
+        for mask in (0x01, 0x80):
+            damaged = bytearray(content)
+            damaged[place] ^= mask
+            file.write_bytes(damaged)
+            with pytest.raises(BundleError, match=name) as caught:
+                tp.load(bundle)
+            assert "\n" not in str(caught.value)
+    file.write_bytes(content)
+    tp.load(bundle)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_refused_by_name(bundle, name):
+    (bundle / name).unlink()
+    with pytest.raises(BundleError, match=name):
+        tp.load(bundle)
+
+
+def test_a_truncated_file_is_refused_by_name(bundle):
+    file = bundle / "denoiser.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(BundleError, match=r"denoiser\.safetensors"):
+        tp.load(bundle)
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_a_foreign_format_version_is_refused(bundle, version):
+    sign(bundle, format=version)
+    with pytest.raises(BundleError, match=r"manifest\.json: format .*reads format 1"):
+        tp.load(bundle)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".safetensors")])
+@pytest.mark.parametrize("change", ["extra", "missing", "misshapen"])
+def test_tensors_that_do_not_fit_are_refused_by_file_even_when_signed(bundle, name, change):
+    file = bundle / name
+    tensors = load_file(file)
+    victim = sorted(tensors)[-1]
+    if change == "extra":
+        tensors["extra"] = torch.zeros(3)
+    elif change == "missing":
+        del tensors[victim]
+    else:
+        tensors[victim] = torch.zeros(*tensors[victim].shape, 2)
+    save_file(tensors, file)
+    sign(bundle)
+    with pytest.raises(BundleError, match=name) as caught:
+        tp.load(bundle)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_list_that_reaches_out_of_the_bundle_is_refused(bundle):
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    sign(bundle, files=manifest["files"] | {"../bundle/README.md": {"bytes": 1, "sha256": "0"}})
+    with pytest.raises(BundleError, match=r"manifest\.json: expected the files"):
+        tp.load(bundle)
+
+
+def test_settings_of_another_version_are_refused(bundle):
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    sign(bundle, config=manifest["config"] | {"future": 1})
+    with pytest.raises(BundleError, match=r"manifest\.json: settings"):
+        tp.load(bundle)
+
+
+def test_no_bundle_at_all(tmp_path):
+    with pytest.raises(BundleError, match="no such bundle"):
+        tp.load(tmp_path / "nowhere")
+    with pytest.raises(BundleError, match=r"manifest\.json: missing"):
+        tp.load(tmp_path)
+
+
+def test_it_writes_over_a_bundle_only_when_told_and_over_nothing_else_ever(defense, bundle, tmp_path):
+    with pytest.raises(BundleError, match="exists already"):
+        defense.save(bundle)
+    (bundle / "manifest.json").write_text("{}")
+    defense.save(bundle, overwrite=True)
+    tp.load(bundle)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    with pytest.raises(BundleError, match="not a bundle"):
+        defense.save(precious, overwrite=True)
+    assert (precious / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_save_that_fails_leaves_the_old_bundle(defense, bundle, monkeypatch):
+    before = {file.name: file.read_bytes() for file in bundle.iterdir()}
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        defense.save(bundle, overwrite=True)
+    assert {file.name: file.read_bytes() for file in bundle.iterdir()} == before
+
+
+class Foreign(nn.Module):
+    def __init__(self, ours: nn.Module) -> None:
+        super().__init__()
+        self.body = ours
+
+    def forward(self, x):
+        return self.body(x)
+
+
+@pytest.fixture(scope="module")
+def foreign(classifier, digits, small_config, tmp_path_factory):
+    model = Foreign(classifier)
+    path = tmp_path_factory.mktemp("foreign") / "bundle"
+    tp.fit(model, digits.train, config=small_config).save(path)
+    return model, path
+
+
+def test_a_foreign_classifier_stays_out_of_the_bundle_and_must_be_given(foreign, digits):
+    model, path = foreign
+    assert not (path / "classifier.safetensors").exists()
+    with pytest.raises(BundleError, match=r"Foreign.*classifier="):
+        tp.load(path)
+    assert len(tp.load(path, classifier=model)(digits.test.images[:20]).labels) == 20
+
+
+def test_another_classifier_than_the_one_it_was_fitted_around_is_refused(foreign, classifier):
+    _, path = foreign
+    state = {name: value.clone() for name, value in classifier.state_dict().items()}
+    other = build("cnn", 10, 1)
+    other.load_state_dict(state)
+    with torch.no_grad():
+        other.head.bias[0] += 1e-3
+    with pytest.raises(BundleError, match="not the one it was fitted around"):
+        tp.load(path, classifier=Foreign(other.eval()))
+
+
+def test_features_from_a_callable_must_be_given_again(classifier, digits, small_config, tmp_path):
+    def pixels(images):
+        return images.flatten(1)
+
+    path = tmp_path / "bundle"
+    saved = tp.fit(classifier, digits.train, config=small_config, features=pixels)
+    saved.save(path)
+    with pytest.raises(BundleError, match="features="):
+        tp.load(path)
+    batch = digits.test.images[:20]
+    assert tp.load(path, features=pixels)(batch).statistic == saved(batch).statistic
+
+
+def test_source_has_no_pickle_reader():
+    source = Path(tp.__file__).parent
+    readers = re.compile(
+        r"(import|from) (pickle|joblib|cloudpickle|dill|shelve)\b|torch\.load\(|allow_pickle=True|read_pickle"
+    )
+    assert [file.name for file in source.rglob("*.py") if readers.search(file.read_text())] == []

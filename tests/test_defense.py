@@ -1,0 +1,130 @@
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from twoprong.attacks import PGD
+from twoprong.defense import Defense
+from twoprong.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def attacked(classifier, digits):
+    return PGD(eps=0.2, step=0.03)(classifier, digits.test.images[:100], digits.test.labels[:100]).images
+
+
+def with_policy(defense, policy):
+    config = defense.config.model_copy(update={"on_small_batch": policy})
+    return Defense(defense.classifier, defense.detector, defense.denoiser, config)
+
+
+def test_a_clean_batch_gets_the_classifiers_own_logits_and_images(defense, classifier, digits):
+    batch = digits.test.images[:100]
+    decision = defense(batch)
+    assert not decision.adversarial
+    assert decision.statistic < decision.threshold
+    assert torch.equal(decision.images, batch)
+    assert torch.equal(decision.logits, classifier(batch))
+    assert torch.equal(decision.labels, classifier(batch).argmax(1))
+
+
+def test_an_adversarial_batch_goes_through_noise_and_denoiser(defense, classifier, attacked):
+    decision = defense(attacked, torch.Generator().manual_seed(1))
+    expected = defense.denoise(attacked, torch.Generator().manual_seed(1))
+    assert decision.adversarial
+    assert decision.statistic >= decision.threshold
+    assert torch.equal(decision.images, expected)
+    assert torch.equal(decision.logits, classifier(expected))
+    assert len(decision.logits) == len(attacked)
+    assert 0 <= decision.images.min() <= decision.images.max() <= 1
+
+
+def test_a_clean_batch_costs_one_pass_of_the_classifier_and_an_adversarial_one_two(defense, digits, attacked):
+    calls = []
+    hook = defense.classifier.register_forward_hook(lambda *_: calls.append(1))
+    try:
+        defense(digits.test.images[:100])
+        clean = len(calls)
+        defense(attacked)
+    finally:
+        hook.remove()
+    assert (clean, len(calls)) == (1, 3)
+
+
+def test_noise_is_new_for_every_call_unless_a_generator_is_given(defense, attacked):
+    torch.manual_seed(0)
+    first = defense(attacked)
+    torch.manual_seed(0)
+    second = defense(attacked)
+    assert not torch.equal(first.images, second.images)
+    assert first.statistic == second.statistic
+
+
+def test_statistic_and_denoise_have_gradients_in_the_images(defense, attacked):
+    images = attacked.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(defense.statistic(images), images)
+    assert gradient.abs().sum() > 0
+    route = defense.classifier(defense.denoise(images, torch.Generator().manual_seed(0))).sum()
+    (gradient,) = torch.autograd.grad(route, images)
+    assert gradient.abs().sum() > 0
+
+
+def test_the_deployed_statistic_is_the_one_that_is_differentiated(defense, attacked):
+    assert defense.statistic(attacked).item() == pytest.approx(defense(attacked).statistic, abs=1e-6)
+
+
+def test_it_stays_in_eval_mode_even_when_the_classifier_is_put_into_training(defense, digits):
+    assert not any(module.training for module in defense.train().modules())
+    before = defense(digits.test.images[:20])
+    defense.classifier.train()
+    assert torch.equal(defense(digits.test.images[:20]).logits, before.logits)
+    assert not defense.classifier.training
+
+
+@pytest.mark.parametrize(("policy", "adversarial"), [("denoise", True), ("classify", False)])
+def test_one_image_follows_the_declared_policy_and_says_so(defense, digits, caplog, policy, adversarial):
+    with caplog.at_level(logging.WARNING, "twoprong"):
+        decision = with_policy(defense, policy)(digits.test.images[:1])
+    assert (decision.adversarial, decision.tested) == (adversarial, False)
+    assert math.isnan(decision.statistic)
+    assert math.isnan(decision.threshold)
+    assert len(decision.labels) == 1
+    assert policy in caplog.text
+
+
+def test_one_image_is_refused_by_default_with_the_way_out(defense, digits):
+    with pytest.raises(InputError, match=r"batch of 1 image: expected 2 or more.*on_small_batch"):
+        defense(digits.test.images[:1])
+
+
+def test_two_images_are_tested(defense, digits):
+    assert defense(digits.test.images[:2]).tested
+
+
+def test_a_batch_beyond_the_calibrated_sizes_is_refused_with_the_range(defense, digits):
+    with pytest.raises(InputError, match="batch of 130 images: expected 2 to 120"):
+        defense(digits.test.images[:130])
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.rand(4, 3, 8, 8), r"expected \(channels, height, width\) = \(1, 8, 8\).*got \(3, 8, 8\)"),
+        (torch.rand(4, 1, 9, 8), r"got \(1, 9, 8\)"),
+        (torch.rand(4, 1, 8, 8) * 255, "divide by 255"),
+        (torch.rand(0, 1, 8, 8), "empty batches"),
+        (torch.full((4, 1, 8, 8), torch.nan), "NaN"),
+        (torch.full((4, 1, 8, 8), torch.inf), "infinity"),
+    ],
+)
+def test_bad_batches_get_a_clear_error(defense, images, message):
+    with pytest.raises(InputError, match=message):
+        defense(images)
+
+
+def test_a_classifier_without_a_linear_layer_is_refused(defense):
+    convolutional = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
+    with pytest.raises(InputError, match="expected a classifier with a Linear layer"):
+        Defense(convolutional, defense.detector, defense.denoiser, defense.config)

@@ -1,0 +1,37 @@
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from twoprong.config import PRESETS, FitConfig, load_config
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_python_in_the_readme_runs(tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict = {}
+    exec(compile(code, "README.md", "exec"), namespace)
+    clean, attacked = capsys.readouterr().out.splitlines()
+    assert clean.startswith("False")
+    assert attacked.startswith("True")
+    assert namespace["defense"](namespace["attacked"]).adversarial
+
+
+@pytest.mark.parametrize(("file", "expected"), [("cifar10.toml", FitConfig()), ("digits.toml", PRESETS["digits"])])
+def test_the_settings_files_are_the_defaults(file, expected):
+    assert load_config(ROOT / "configs" / file) == expected
+
+
+def test_the_full_settings_file_lists_every_setting():
+    listed = tomllib.loads(re.sub(r"(?m)^# (\w+ = )", r"\1", (ROOT / "configs/cifar10.toml").read_text()))
+    for section, values in FitConfig().model_dump().items():
+        assert section in listed
+        if isinstance(values, dict):
+            assert set(listed[section]) == set(values)
+
+
+def test_the_papers_settings_load():
+    assert load_config(ROOT / "configs" / "paper.toml").detector.threshold == 0.5

@@ -1,0 +1,112 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import twoprong as tp
+from twoprong.errors import InputError
+
+
+def same(a: tp.Defense, b: tp.Defense) -> bool:
+    one, two = a.state_dict(), b.state_dict()
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_same_seed_gives_the_same_defence_and_another_seed_another(classifier, digits, small_config, defense):
+    torch.manual_seed(5)  # the global stream has no say
+    again = tp.fit(classifier, digits.train, config=small_config)
+    assert same(again, defense)
+    other = tp.fit(classifier, digits.train, config=small_config.model_copy(update={"seed": 1}))
+    assert not same(other, defense)
+
+
+def test_tensors_a_dataset_and_a_loader_give_the_same_defence(classifier, digits, small_config, defense):
+    images, labels = digits.train.images, digits.train.labels
+    dataset = TensorDataset(images, labels)
+    assert same(tp.fit(classifier, images, labels, small_config), defense)
+    assert same(tp.fit(classifier, dataset, config=small_config), defense)
+    assert same(tp.fit(classifier, DataLoader(dataset, batch_size=64), config=small_config), defense)
+
+
+def test_the_classifier_comes_back_with_its_own_weights_in_eval_mode(classifier, digits, small_config):
+    model = nn.Sequential(classifier, nn.Identity()).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tp.fit(model, digits.train, config=small_config)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_held_out_images_become_reference_and_calibration(classifier, digits, small_config):
+    fitted = tp.fit(classifier, digits.train, config=small_config, held_out=digits.test)
+    unseen = {image.numpy().tobytes() for image in digits.test.images}
+    assert all(image.numpy().tobytes() in unseen for image in fitted.detector.reference_pixels)
+    assert fitted.about["split_sizes"]["reference"] + fitted.about["split_sizes"]["calibration"] == len(digits.test)
+
+
+@pytest.mark.parametrize("epoch", [1, 3])
+def test_a_run_stopped_in_the_denoiser_resumes_to_the_same_defence(
+    classifier, digits, small_config, defense, tmp_path, epoch
+):
+    def stop(stage, done, total, note=""):
+        if stage == "denoiser" and done == epoch:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tp.fit(classifier, digits.train, config=small_config, work=tmp_path, progress=stop)
+    seen = []
+    resumed = tp.fit(
+        classifier,
+        digits.train,
+        config=small_config,
+        work=tmp_path,
+        resume=True,
+        progress=lambda stage, done, *_: seen.append((stage, done)),
+    )
+    assert ("denoiser", epoch) not in seen
+    assert ("denoiser", epoch + 1) in seen
+    assert same(resumed, defense)
+
+
+def test_a_checkpoint_of_other_settings_is_not_resumed(classifier, digits, small_config, tmp_path):
+    tp.fit(classifier, digits.train, config=small_config, work=tmp_path)
+    other = small_config.model_copy(update={"denoiser": small_config.denoiser.model_copy(update={"alpha": 0.5})})
+    resumed = tp.fit(classifier, digits.train, config=other, work=tmp_path, resume=True)
+    assert same(resumed, tp.fit(classifier, digits.train, config=other))
+
+
+class TooFewClasses(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten()), "Linear layer"),
+        (TooFewClasses(), "labels: expected 0 to 3, the classifier's classes, got 9"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(99, 10)), r"classifier: cannot take images of .* = \(1, 8, 8\)"),
+        (nn.Sequential(nn.Linear(8, 10)), r"expected logits \(images, classes\), got shape"),
+    ],
+)
+def test_a_classifier_that_does_not_fit_is_refused_before_the_work(digits, model, message):
+    with pytest.raises(InputError, match=message):
+        tp.fit(model, digits.train)
+
+
+def test_bad_images_and_labels_are_refused(classifier, digits):
+    images, labels = digits.train.images, digits.train.labels
+    with pytest.raises(InputError, match="divide by 255"):
+        tp.fit(classifier, images * 255, labels)
+    with pytest.raises(InputError, match="labels"):
+        tp.fit(classifier, images, labels[:-1])
+    with pytest.raises(InputError, match=r"labels.*-1"):
+        tp.fit(classifier, images, labels - 1)
+    with pytest.raises(InputError, match="too few"):
+        tp.fit(classifier, images[:60], labels[:60])
+    with pytest.raises(InputError, match="no layer 'nowhere'"):
+        tp.fit(classifier, images, labels, features="nowhere")

@@ -13,7 +13,7 @@ SMALL = {
     "attack": {"eps": 0.2, "step": 0.05},
     "kernel": {"epochs": 20},
     "detector": {"max_batch_size": 120, "permutations": 50},
-    "denoiser": {"width": 0.1, "epochs": 4, "batch_size": 100, "milestones": [3], "sigma": 0.1},
+    "denoiser": {"width": 0.1, "epochs": 4, "batch_size": 100, "sigma": 0.1},
     "classifier": {"epochs": 8, "batch_size": 64, "augment": False},
 }
 

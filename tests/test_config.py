@@ -38,7 +38,7 @@ beta0 = 1.5
 [denoiser]
 epoch = 3
 lr = -1.0
-milestones = [30, 20]
+milestones = [0.5, 0.2]
 
 [detector]
 permutations = "many"
@@ -60,7 +60,7 @@ def test_one_error_lists_every_mistake_of_a_file(tmp_path):
         "kernel.beta0": ["less than 1", "got 1.5"],
         "denoiser.epoch": ["unknown key", "did you mean 'epochs'?"],
         "denoiser.lr": ["greater than 0", "got -1.0"],
-        "denoiser.milestones": ["rising", "[30, 20]"],
+        "denoiser.milestones": ["rising", "[0.5, 0.2]"],
         "detector.permutations": ["valid integer", "got 'many'"],
     }
     assert set(found) == set(expected)
@@ -104,7 +104,7 @@ def test_what_is_no_number_is_named(text):
         ("denoiser", "sigma", 1.1),
         ("denoiser", "alpha", -0.1),
         ("denoiser", "batch_size", 1),
-        ("denoiser", "milestones", [5, 5]),
+        ("denoiser", "milestones", [0.5, 0.5]),
         ("denoiser", "milestones", [0]),
         ("splits", "kernel", 0),
     ],
@@ -140,10 +140,10 @@ def test_the_smallest_batch_may_not_exceed_the_largest():
 def test_assignments_win_over_the_file_and_the_file_over_the_base(tmp_path):
     path = written(tmp_path, 'seed = 1\n[denoiser]\nlr = 0.5\nepochs = 7\n[attack]\neps = "4/255"\n')
     base = parse_config({"seed": 9, "denoiser": {"lr": 0.25, "epochs": 5, "batch_size": 3}})
-    assignments = ["denoiser.lr = 2/8", "detector.features=layer4.1", "denoiser.milestones=[3, 6]", "attack.norm=l2"]
+    assignments = ["denoiser.lr = 2/8", "detector.features=layer4.1", "denoiser.milestones=[0.3, 0.6]", "attack.norm=l2"]
     config = load_config(path, assignments, base)
     assert config.denoiser.lr == 0.25  # assigned
-    assert config.denoiser.milestones == (3, 6)
+    assert config.denoiser.milestones == (0.3, 0.6)
     assert config.detector.features == "layer4.1"
     assert config.attack.norm == "l2"
     assert (config.seed, config.denoiser.epochs, config.attack.eps) == (1, 7, 4 / 255)  # from the file

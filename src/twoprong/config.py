@@ -3,7 +3,6 @@
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,18 +13,21 @@ from twoprong.errors import ConfigError
 
 def as_number(value: Any) -> Any:
     """Read "8/255" the way people write it; everything else is left to the field's own check."""
+    if isinstance(value, bool):
+        raise ValueError(f"expected a number, got {value}")
     if isinstance(value, str):
         try:
-            return float(Fraction(value.replace(" ", "")))
-        except (ValueError, ArithmeticError):  # 1/0, 1e999
+            above, slash, below = value.partition("/")
+            return float(above) / float(below) if slash else float(above)
+        except (ValueError, ArithmeticError):
             raise ValueError(f"expected a number or a fraction such as 8/255, got {value!r}") from None
     return value
 
 
-Number = Annotated[float, BeforeValidator(as_number)]
-Positive = Annotated[Number, Field(gt=0, allow_inf_nan=False)]
+Number = Annotated[float, BeforeValidator(as_number), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, strict=True)]
 SmallBatchPolicy = Literal["denoise", "classify", "error"]
 
 
@@ -55,17 +57,17 @@ class AttackConfig(Settings):
 class KernelConfig(Settings):
     """Algorithm 1. The paper's rate of 2e-4 leaves three scalars where they start; ours acts on logarithms."""
 
-    epochs: Annotated[int, Field(ge=0)] = 200
+    epochs: Annotated[int, Field(ge=0, strict=True)] = 200
     lr: Positive = 0.02
-    batch_size: Annotated[int, Field(ge=2)] = 100
+    batch_size: Annotated[int, Field(ge=2, strict=True)] = 100
     beta0: Share = 0.1
     regularisation: Positive = 1e-8
 
 
-def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    if list(sizes) != sorted(set(sizes)):
+def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
+    if list(values) != sorted(set(values)):
         raise ValueError("expected rising numbers, each once")
-    return sizes
+    return values
 
 
 class DetectorConfig(Settings):
@@ -74,9 +76,9 @@ class DetectorConfig(Settings):
     features: str | None = None  # a layer's name; None: the input of the last Linear layer
     false_alarm_rate: Share = 0.05
     confidence: Annotated[Number, Field(ge=0.5, lt=1)] = 0.9
-    min_batch_size: Annotated[int, Field(ge=2)] = 2
-    max_batch_size: Annotated[int, Field(ge=2)] = 200
-    threshold: Annotated[Number, Field(allow_inf_nan=False)] | None = None  # the paper's constant; None: calibrated
+    min_batch_size: Annotated[int, Field(ge=2, strict=True)] = 2
+    max_batch_size: Annotated[int, Field(ge=2, strict=True)] = 200
+    threshold: Number | None = None  # the paper's constant; None: calibrated
     permutations: Count = 200
 
     @model_validator(mode="after")
@@ -93,10 +95,12 @@ class DenoiserConfig(Settings):
 
     width: Positive = 1.0
     epochs: Count = 60
-    batch_size: Annotated[int, Field(ge=2)] = 500
+    batch_size: Annotated[int, Field(ge=2, strict=True)] = 500
     lr: Positive = 1e-3
-    milestones: Annotated[tuple[Count, ...], AfterValidator(_ascending)] = (45, 60)
-    alpha: Annotated[Number, Field(ge=0, allow_inf_nan=False)] = 1e-2
+    milestones: Annotated[tuple[Share, ...], AfterValidator(_ascending)] = (
+        0.75,
+    )  # shares of the epochs: lr falls to a tenth
+    alpha: Annotated[Number, Field(ge=0)] = 1e-2
     sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
 
 
@@ -113,7 +117,7 @@ class ClassifierConfig(Settings):
 class FitConfig(Settings):
     """Everything that decides what a fitted defence is, next to the classifier and the images."""
 
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, strict=True)] = 0
     on_small_batch: SmallBatchPolicy = "error"
     splits: SplitConfig = SplitConfig()
     attack: AttackConfig = AttackConfig()
@@ -127,7 +131,7 @@ PRESETS = {
     "cifar10": FitConfig(),
     "digits": FitConfig(
         attack=AttackConfig(eps=0.18, step=0.045),
-        denoiser=DenoiserConfig(width=0.25, epochs=60, batch_size=100, milestones=(45,), sigma=0.1),
+        denoiser=DenoiserConfig(width=0.25, epochs=60, batch_size=100, sigma=0.1),
         classifier=ClassifierConfig(epochs=30, batch_size=64, augment=False),
     ),
 }  # settings that go with a named data set; anything else starts from FitConfig()
@@ -145,10 +149,10 @@ def load_config(path: Path | None = None, assignments: Iterable[str] = (), base:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         keys = name.strip().split(".")
-        table = values
+        table: Any = values if equals and all(keys) else None
         for key in keys[:-1]:
-            table = table.setdefault(key, {}) if isinstance(table, dict) else {}
-        if not equals or not all(keys) or not isinstance(table, dict):
+            table = table.setdefault(key, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
             problems.append(f"--set {assignment}: expected SECTION.KEY=VALUE, such as denoiser.epochs=30")
             continue
         table[keys[-1]] = _toml_value(text.strip())

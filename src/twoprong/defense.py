@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoprong.attacks.target import Route
 from twoprong.bundle import Parts, read_bundle, write_bundle
 from twoprong.config import FitConfig
 from twoprong.data.tensors import check_images
 from twoprong.detect.detector import UNTESTED, Detector, Verdict
 from twoprong.detect.kernel import Sample
+from twoprong.detect.mmd import mmd2
 from twoprong.errors import InputError
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features, FeatureSource
@@ -49,12 +51,14 @@ class Decision:
 
 
 class Defense(nn.Module):
-    """Call it with a batch (N, C, H, W) in [0, 1] to get a Decision.
+    """Call it with a batch (N, C, H, W) in [0, 1] to get a Decision. It is also the `Target` of every attack.
 
     The noise before the denoiser is seeded by the operating system unless a generator is given, as evaluations do.
     `config.on_small_batch` says what happens to a batch below the smallest calibrated size. `about` is what is known of
     the defence's making: JSON-able facts that travel with the bundle.
     """
+
+    coupled = True  # a batch is judged as one
 
     def __init__(
         self,
@@ -87,9 +91,37 @@ class Defense(nn.Module):
             logits = self.classifier(images)
         return Decision(logits, images, verdict.adversarial, verdict.statistic, verdict.threshold, verdict.p_value, tested)
 
-    def statistic(self, images: Tensor) -> Tensor:
-        """The batch's MMD-OPT statistic as a scalar tensor, differentiable in the images."""
-        return self.detector.statistic(Sample(images, self.features(images)[1]))
+    decide = forward
+
+    def logits(
+        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Logits (draws, N, classes) on a route, or on the one the batch takes; exact gradients in the images.
+
+        The clean route has no noise and gives one draw; the draws of the other are computed as one batch.
+        """
+        if route is None:
+            with torch.no_grad():
+                route = "denoise" if self._flags(images) else "clean"
+        if route == "clean":
+            return self.classifier(images)[None]
+        many: Tensor = self.classifier(self.denoise(images.repeat(draws, 1, 1, 1), generator))
+        return many.view(draws, len(images), -1)
+
+    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
+        """MMD-OPT of the batch against the deployed reference, as a scalar tensor differentiable in the images.
+
+        Against other images (`reference`) it is the paper's form on the same kernel; nothing deployed uses that.
+        """
+        batch = Sample(images, self.features(images)[1])
+        if reference is None:
+            return self.detector.statistic(batch)
+        other, kernel = Sample(reference, self.features(reference)[1]), self.detector.kernel
+        return mmd2(kernel(other, other), kernel(batch, batch), kernel(other, batch))
+
+    def threshold(self, size: int) -> float:
+        """The statistic at which a batch of `size` is flagged."""
+        return self.detector.thresholds.at(size)
 
     def denoise(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The adversarial route up to the classifier: noise, denoiser, [0, 1]; differentiable in the images."""
@@ -98,10 +130,35 @@ class Defense(nn.Module):
         denoised: Tensor = self.denoiser(add_noise(images, self.config.denoiser.sigma, generator))
         return denoised.clamp(0, 1)
 
+    purify = denoise
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The features (N, d) that the test sees."""
+        return self.features(images)[1]
+
+    def witness(self, images: Tensor, others: Tensor) -> Tensor:
+        """How conspicuous each image is among `others`: mean k(others, z) - mean k(reference, z), differentiable.
+
+        The witness function of MMD (Gretton et al. 2012): putting the image z into a batch of n raises the statistic by
+        2/n of it, up to terms of second order and what does not depend on z.
+        """
+        seen, rest = (Sample(x, self.embed(x)) for x in (images, others))
+        kernel = self.detector.kernel
+        return kernel(rest, seen).mean(0) - kernel(self.detector.reference, seen).mean(0)
+
+    def reference_images(self) -> Tensor:
+        return self.detector.reference_pixels
+
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the bundle directory (see `twoprong.bundle`)."""
         parts = Parts(self.classifier, self.detector, self.denoiser, self.config, self.features.source, self.about)
         write_bundle(parts, path, overwrite)
+
+    def _flags(self, images: Tensor) -> bool:
+        """The route of a batch, without the p-value: what an attacker asks at every step."""
+        if len(images) < self.detector.batch_sizes[0]:
+            return self.config.on_small_batch == "denoise"
+        return self.detector.flags(self.statistic(images).item(), len(images))
 
     def _judge(self, batch: Sample) -> tuple[Verdict, bool]:
         """The detector's verdict, or the declared policy for a batch too small to test."""

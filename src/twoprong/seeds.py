@@ -4,6 +4,7 @@ A step's stream does not depend on what ran before it, so an interrupted run can
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ import torch
 
 def derive(seed: int, *name: object) -> int:
     """A 63-bit seed for the step called `name`, a function of both and of nothing else."""
-    text = "/".join(str(part) for part in (seed, *name))
+    text = json.dumps([seed, *name], default=str)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
@@ -25,5 +26,5 @@ def generator(seed: int, *name: object, device: torch.device | str = "cpu") -> t
 def initialised(seed: int, *name: object) -> Iterator[None]:
     """Run a block (building a network) with torch's global stream seeded for it, and put the stream back afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, *name))
+        torch.default_generator.manual_seed(derive(seed, *name))  # not torch.manual_seed, which seeds every GPU too
         yield

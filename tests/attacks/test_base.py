@@ -1,13 +1,14 @@
 """The contract, for every attack of the registry in every norm."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from twoprong.attacks import ATTACKS, FGSM, MMA, NORMS, PGD
-from twoprong.attacks.base import Attack, evaluating, gradient
+from twoprong.attacks.base import Attack, evaluating
 from twoprong.errors import InputError
 from twoprong.seeds import generator
 
@@ -26,7 +27,9 @@ def attack(request, norm):
 
 def few_steps(kind, step):
     """Fewer steps than by default, each of a third of the budget, for attacks that take several."""
-    return {"step": step, "steps": 5} if "steps" in kind.__dataclass_fields__ else {}
+    known = kind.__dataclass_fields__
+    settings = {"steps": 5, "step": step, "draws": 2, "square_steps": 20, "searches": 2, "penalties": (0.1, 10.0), "lr": 0.1}
+    return {name: value for name, value in settings.items() if name in known}
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -40,7 +43,8 @@ def test_the_whole_batch_comes_back_inside_ball_and_range(attack, build_model, b
     assert not result.images.requires_grad
     sizes = attack.ball.size(result.images - original)
     assert sizes.max() <= attack.eps + 1e-6
-    assert sizes.min() > 0.1 * attack.eps  # it did something to every image
+    if isinstance(attack, FGSM | PGD | MMA):  # others leave alone what is misclassified already, or what they cannot fool
+        assert sizes.min() > 0.1 * attack.eps
     assert result.images.min() >= 0
     assert result.images.max() <= 1
     assert torch.equal(images, original)
@@ -48,7 +52,7 @@ def test_the_whole_batch_comes_back_inside_ball_and_range(attack, build_model, b
 
 def test_images_keep_their_order(attack, build_model, batch):
     images, labels = batch(7)
-    small = type(attack)(eps=1e-4, norm=attack.norm)
+    small = replace(attack, eps=1e-4)
     found = small(build_model(), images, labels, generator(0, "attack")).images
     distances = torch.cdist(found.flatten(1), images.flatten(1))
     assert distances.argmin(1).tolist() == list(range(7))
@@ -69,7 +73,7 @@ def test_success_is_what_the_model_gets_wrong(attack, build_model, batch):
     images, _ = batch(60)
     labels = model(images).argmax(1)  # right on all of them, before
     labels[:5] = (labels[:5] + 1) % 4
-    weak = type(attack)(eps=attack.eps / 5, norm=attack.norm)
+    weak = replace(attack, eps=attack.eps / 5)
     result = weak(model, images, labels, generator(0, "attack"))
     assert torch.equal(result.success, model(result.images).argmax(1) != labels)
     assert result.accuracy == pytest.approx((model(result.images).argmax(1) == labels).double().mean().item())
@@ -104,11 +108,10 @@ def test_batch_norm_in_train_mode_is_not_updated(attack, build_model, batch):
     assert model.training
 
 
-@pytest.mark.parametrize("name", sorted(ATTACKS))
+@pytest.mark.parametrize("name", ["fgsm", "bim", "mma", "cw"])
 def test_an_image_is_attacked_alike_alone_and_in_a_batch(name, norm, build_model, batch):
-    """In float64, and without a random start: nothing of a batch leaks into its neighbours."""
-    settings = {"random_start": False} if name == "pgd" else {}
-    attack = ATTACKS[name](eps=EPS[norm], norm=norm, **settings)
+    """In float64, for attacks without a random start: nothing of a batch leaks into its neighbours."""
+    attack = ATTACKS[name](eps=EPS[norm], norm=norm, **few_steps(ATTACKS[name], EPS[norm] / 3))
     model, (images, labels) = build_model(dtype=torch.float64).train(), batch(7, dtype=torch.float64)
     together = attack(model, images, labels).images
     alone = torch.cat([attack(model, images[i : i + 1], labels[i : i + 1]).images for i in range(7)])
@@ -168,7 +171,8 @@ def test_no_targets_are_refused():
 def test_a_budget_of_zero_returns_the_images(norm, build_model, batch):
     images, labels = batch(3)
     for kind in ATTACKS.values():
-        assert torch.equal(kind(eps=0.0, norm=norm)(build_model(), images, labels).images, images)
+        attack = kind(norm=norm, **{**few_steps(kind, 0.0), "eps": 0.0})
+        assert torch.equal(attack(build_model(), images, labels).images, images)
 
 
 def test_images_and_labels_are_checked(attack, build_model, batch):
@@ -215,8 +219,3 @@ def test_evaluating_reaches_every_module():
     with evaluating(model):
         assert not any(module.training for module in model.modules())
     assert all(module.training for module in model.modules())
-
-
-def test_gradient_is_that_of_the_sum():
-    images = torch.rand(3, 1, 2, 2, generator=generator(0), dtype=torch.float64)
-    assert torch.allclose(gradient(lambda x: (x**3).flatten(1).sum(1), images), 3 * images**2)

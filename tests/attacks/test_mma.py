@@ -55,17 +55,19 @@ def test_two_classes(build_model, batch):
     assert (margin(model, found, 1 - labels, labels) > margin(model, images, 1 - labels, labels)).all()
 
 
-def test_more_targets_never_leave_a_smaller_margin(build_model, batch):
-    """The largest margin over targets can only grow with their number."""
-    model, (images, labels) = build_model(classes=6, dtype=torch.float64), batch(20, classes=6, dtype=torch.float64)
+def test_more_targets_find_larger_margins(build_model, batch):
+    """The likeliest wrong class is not always the easiest to reach; where another one is, its image is kept."""
+    model, (images, labels) = build_model(classes=6, dtype=torch.float64), batch(60, classes=6, dtype=torch.float64)
 
     def reached(targets):
-        found = MMA(eps=0.1, step=0.03, steps=4, targets=targets)(model, images, labels).images
-        z = model(found)
+        found = MMA(eps=0.3, step=0.1, steps=4, targets=targets)(model, images, labels).images
+        z = model(found).detach()
         wrong = z.scatter(1, labels[:, None], float("-inf")).amax(1)
-        return (wrong - z.gather(1, labels[:, None]).squeeze(1)).mean()
+        return wrong - z.gather(1, labels[:, None]).squeeze(1)
 
-    assert reached(1) < reached(5)
+    gain = reached(5) - reached(1)
+    assert gain.min() > -1e-9
+    assert (gain > 1e-3).sum() >= 3
 
 
 def test_it_draws_nothing(build_model, batch):

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import binom
 
 from twoprong.config import DetectorConfig
-from twoprong.detect.calibrate import Thresholds, calibrate, measured_sizes
+from twoprong.detect.calibrate import Thresholds, _Moments, _moments, calibrate, measured_sizes
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.seeds import generator
@@ -178,6 +178,31 @@ def test_scale_of_a_known_law():
     # The pool's own mean is uncertain by 2/√count, and the bound lies 1.28 of that above: the deviation adds less.
     bound = table.upper.item() - table.central.item()
     assert bound == pytest.approx(NormalDist().inv_cdf(0.9) * 2 / count**0.5, rel=0.25)
+
+
+@pytest.mark.parametrize("pool", [[0, 1, 2, 3, 4], [0, 0, 1, 3, 3, 3, 4, 2]])
+def test_moments_are_those_of_a_loop_over_pairs_of_different_images(pool):
+    u = torch.randn(5, 5, generator=generator(0, "moments"), dtype=torch.float64)
+    u = (u + u.T).fill_diagonal_(0)
+    shares = torch.bincount(torch.tensor(pool), minlength=5)[None].double() / len(pool)
+    pairs = [u[a, b].item() for a in pool for b in pool if a != b]
+    mean = sum(pairs) / len(pairs)
+    projections = []
+    for a in pool:
+        others = [u[a, b].item() for b in pool if b != a]
+        projections.append(sum(others) / len(others))
+    found = _moments(u, shares)
+    assert found.mean.item() == pytest.approx(mean)
+    assert found.projected.item() == pytest.approx(sum((value - mean) ** 2 for value in projections) / len(pool))
+    assert found.total.item() == pytest.approx(sum((value - mean) ** 2 for value in pairs) / len(pairs))
+
+
+@pytest.mark.parametrize("n", [2, 3, 40])
+def test_deviation_of_two_known_u_statistics(n):
+    """For independent a, b of mean 0 and variance 1: the mean of a + b is twice the mean, that of ab is degenerate."""
+    one, two, zero = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([0.0])
+    assert _Moments(zero, projected=one, total=two).deviation(n).item() == pytest.approx(2 / n**0.5)
+    assert _Moments(zero, projected=zero, total=one).deviation(n).item() == pytest.approx((2 / (n * (n - 1))) ** 0.5)
 
 
 def test_the_table_is_a_function_of_the_generator():

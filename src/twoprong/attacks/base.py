@@ -1,26 +1,38 @@
 """What every attack promises, kept in one place: an attack writes `perturb`, the base class keeps the promise."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from twoprong.attacks.losses import LOSSES, Loss, margin, mean_margin
 from twoprong.attacks.norms import NORMS, Norm
+from twoprong.attacks.target import Counted, Route, Target, as_target, modules_of
 from twoprong.data.tensors import check_images, check_labels
 from twoprong.errors import InputError
 
-Model = Callable[[Tensor], Tensor]
+Model = Target | Callable[[Tensor], Tensor]
+CPU_IMAGES = 512  # images in one pass on a CPU, where running out of memory ends the process instead of raising
 
 
 @dataclass(frozen=True)
 class AttackResult:
-    """The whole batch after an attack, in order: images in [0,1] and in the ball, and who is now misclassified."""
+    """The whole batch after an attack, in order, and what the deployed object made of it.
+
+    `success` says image by image who is misclassified, `flagged` whether the batch was called adversarial, `objective` is
+    the mean margin of the wrong class, `queries` how many images were computed to get here.
+    """
 
     images: Tensor
     success: Tensor
+    flagged: bool
+    statistic: float
+    objective: float
+    queries: int
 
     @property
     def accuracy(self) -> float:
@@ -30,7 +42,7 @@ class AttackResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Attack(ABC):
-    """Called with a classifier, images (N, C, H, W) in [0,1] and their true labels; returns an AttackResult.
+    """Called with a Target (or a classifier), images (N, C, H, W) in [0,1] and true labels; returns an AttackResult.
 
     Promises: every image within `eps` of its original and in [0,1]; the whole batch, in order; the same result for the
     same generator; the model in eval mode meanwhile, its buffers and gradients untouched, its modes put back.
@@ -45,7 +57,11 @@ class Attack(ABC):
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if kind is float and not (number and 0 <= value < float("inf")):
+            if field.name == "loss" and value not in LOSSES:
+                raise InputError(f"loss: expected one of {', '.join(LOSSES)}, got {value!r}")
+            if value is None and field.default is None:
+                continue
+            if (kind is float or field.default is None) and not (number and 0 <= value < float("inf")):
                 raise InputError(f"{field.name}: expected a number of 0 or more, got {value!r}")
             if kind is int and not (number and isinstance(value, int) and value >= 1):
                 raise InputError(f"{field.name}: expected a whole number of 1 or more, got {value!r}")
@@ -59,36 +75,108 @@ class Attack(ABC):
     ) -> AttackResult:
         images = check_images(images).detach()
         labels = check_labels(labels, len(images))
-        with evaluating(model):
-            found = self.perturb(model, images, labels, generator).detach()
+        deployed = as_target(model)
+        target = Counted(deployed)
+        with evaluating(deployed):
+            found = self.perturb(target, images, labels, generator).detach()
             found = self.ball.project(found, images, self.eps)
-            with torch.no_grad():
-                success = model(found).argmax(1) != labels
-        return AttackResult(found, success)
+            outcome = target.decide(found, generator)
+        success = outcome.logits.argmax(1) != labels
+        objective = margin(outcome.logits, labels).mean().item()
+        return AttackResult(found, success, outcome.adversarial, outcome.statistic, objective, target.queries)
 
     @abstractmethod
-    def perturb(self, model: Model, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+    def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         """Adversarial images for the batch; the caller projects them once more."""
 
-    def ascend(self, images: Tensor, start: Tensor, steps: int, step: float, objective: Model) -> Tensor:
-        """`steps` projected steps of size `step` up an objective given per image, from `start`."""
-        x = start
-        for _ in range(steps):
-            x = self.ball.project(x + step * self.ball.direction(gradient(objective, x)), images, self.eps)
-        return x
+    def start(self, images: Tensor, random: bool, generator: torch.Generator | None) -> Tensor:
+        """The first iterate: a random point of the ball, or the images themselves."""
+        if not random:
+            return images
+        return self.ball.project(images + self.ball.random(images, self.eps, generator), images, self.eps)
+
+    def move(self, x: Tensor, gradient: Tensor, step: float, images: Tensor) -> Tensor:
+        """One projected step up the gradient."""
+        return self.ball.project(x + step * self.ball.direction(gradient), images, self.eps)
 
 
-def gradient(objective: Model, images: Tensor) -> Tensor:
-    """∂ Σ objective(images) / ∂ images, touching no parameter's `.grad`."""
-    with torch.enable_grad():
-        leaf = images.detach().requires_grad_()
-        return torch.autograd.grad(objective(leaf).sum(), leaf)[0]
+class Best:
+    """The best iterate so far, by a score per image (the margin on the deployed object).
+
+    Where images are judged one by one, each keeps its own best. Behind a batch test their outcomes hang together, so the
+    batch is kept whole: most images across first, then the higher mean score.
+    """
+
+    def __init__(self, target: Target, images: Tensor) -> None:
+        self.coupled, self.images = target.coupled, images
+        self.score = torch.full((len(images),), -torch.inf, dtype=images.dtype, device=images.device)
+
+    def offer(self, images: Tensor, score: Tensor) -> None:
+        if self.coupled:
+            if self._rank(score) > self._rank(self.score):
+                self.images, self.score = images, score
+            return
+        better = score > self.score
+        self.images = torch.where(better[:, None, None, None], images, self.images)
+        self.score = torch.where(better, score, self.score)
+
+    @staticmethod
+    def _rank(score: Tensor) -> tuple[int, float]:
+        return int((score > 0).sum()), score.mean().item()
+
+
+def loss_gradient(
+    target: Target,
+    images: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    generator: torch.Generator | None = None,
+    route: Route | None = None,
+    draws: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """∂/∂images of Σ_i E[loss_i] over `draws` of the target's noise, and the mean margin of every image.
+
+    All draws are one forward and backward pass; they are split only where memory asks for it.
+    """
+    share = draws if images.is_cuda else max(1, min(draws, CPU_IMAGES // len(images)))
+    while True:
+        try:
+            return _split_gradient(target, images, labels, loss, generator, route, draws, share)
+        except torch.OutOfMemoryError:
+            if share == 1:
+                raise
+            share = math.ceil(share / 2)
+
+
+def _split_gradient(
+    target: Target,
+    images: Tensor,
+    labels: Tensor,
+    loss: Loss,
+    generator: torch.Generator | None,
+    route: Route | None,
+    draws: int,
+    share: int,
+) -> tuple[Tensor, Tensor]:
+    total, margins, seen = torch.zeros_like(images), torch.zeros(len(images), device=images.device), 0
+    while seen < draws:
+        part = min(share, draws - seen)
+        with torch.enable_grad():
+            leaf = images.detach().requires_grad_()
+            logits = target.logits(leaf, route, part, generator)
+            (gradient,) = torch.autograd.grad(loss(logits, labels).mean(0).sum(), leaf)
+        if len(logits) == 1 and part > 1:  # a deterministic route: one pass says it all
+            return gradient, mean_margin(logits, labels)
+        total += gradient * part
+        margins += mean_margin(logits, labels) * part
+        seen += part
+    return total / draws, margins / draws
 
 
 @contextmanager
 def evaluating(model: object) -> Iterator[None]:
-    """Every sub-module in eval mode for a block, and each put back into its own mode afterwards."""
-    modes = [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
+    """Every module behind a model or target in eval mode for a block, and each put back into its own mode afterwards."""
+    modes = [(module, module.training) for module in modules_of(model)]
     for module, _ in modes:
         module.training = False
     try:

@@ -3,18 +3,17 @@
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from twoprong.attacks.base import Attack, Model
+from twoprong.attacks.base import Attack, loss_gradient
+from twoprong.attacks.losses import cross_entropy
+from twoprong.attacks.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class FGSM(Attack):
     """x + ε·direction(∇ CE(f(x), y))."""
 
-    def perturb(self, model: Model, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
-        def loss(x: Tensor) -> Tensor:
-            return F.cross_entropy(model(x), labels, reduction="none")
-
-        return self.ascend(images, images, steps=1, step=self.eps, objective=loss)
+    def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        gradient, _ = loss_gradient(target, images, labels, cross_entropy, generator)
+        return self.move(images, gradient, self.eps, images)

@@ -1,27 +1,63 @@
-"""PGD (Madry et al. 2018): projected gradient ascent on the cross-entropy."""
+"""PGD (Madry et al. 2018) and its kin: projected gradient ascent, averaged over the noise if there is any."""
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from twoprong.attacks.base import Attack, Model
+from twoprong.attacks.base import Attack, Best, loss_gradient
+from twoprong.attacks.losses import LOSSES, mean_margin
+from twoprong.attacks.target import Route, Target
 
 
 @dataclass(frozen=True, kw_only=True)
 class PGD(Attack):
-    """x ← Π(x + step·direction(∇ CE(f(x), y))), from a random point of the ball."""
+    """x ← Π(x + step·direction(∇ E[loss(f(x), y)])); the best iterate by the margin is kept, over all restarts.
 
-    step: float = 2 / 255
+    `step` is 2.5·ε/steps where it is not given. `draws` is the number of noise draws averaged per step (EOT).
+    """
+
     steps: int = 20
+    step: float | None = None
+    restarts: int = 1
+    draws: int = 1
+    loss: str = "ce"
     random_start: bool = True
 
-    def perturb(self, model: Model, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
-        def loss(x: Tensor) -> Tensor:
-            return F.cross_entropy(model(x), labels, reduction="none")
+    def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        return self.climb(target, images, labels, generator).images
 
-        start = images
-        if self.random_start:
-            start = self.ball.project(images + self.ball.random(images, self.eps, generator), images, self.eps)
-        return self.ascend(images, start, self.steps, self.step, loss)
+    def climb(
+        self,
+        target: Target,
+        images: Tensor,
+        labels: Tensor,
+        generator: torch.Generator | None,
+        route: Route | None = None,
+    ) -> Best:
+        """The search itself, on the route the batch takes or on a given one."""
+        step = 2.5 * self.eps / self.steps if self.step is None else self.step
+        best = Best(target, images)
+        for _ in range(self.restarts):
+            x = self.start(images, self.random_start, generator)
+            for _ in range(self.steps):
+                gradient, score = loss_gradient(target, x, labels, LOSSES[self.loss], generator, route, self.draws)
+                best.offer(x, score)
+                x = self.move(x, gradient, step, images)
+            with torch.no_grad():
+                best.offer(x, mean_margin(target.logits(x, route, self.draws, generator), labels))
+        return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class BIM(PGD):
+    """PGD from the image itself (Kurakin et al. 2017)."""
+
+    random_start: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class EOTPGD(PGD):
+    """PGD on the expectation over 20 draws of the target's noise (Athalye et al. 2018)."""
+
+    draws: int = 20

@@ -111,9 +111,12 @@ class Detector(nn.Module):
         gram = torch.cat([torch.cat([self.k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
         draw = generator(0, "permutations", device=gram.device)  # one batch, one p-value: it decides nothing
         null = permutation_null(gram, m, self.permutations, draw, paired=False)
-        threshold = self.thresholds.at(n)
         value = statistic.item()
-        return Verdict(value >= threshold, value, threshold, permutation_p_value(statistic, null))
+        return Verdict(self.flags(value, n), value, self.thresholds.at(n), permutation_p_value(statistic, null))
+
+    def flags(self, statistic: float, size: int) -> bool:
+        """Whether a batch of `size` with this statistic is called adversarial: the one place that decides."""
+        return statistic >= self.thresholds.at(size)
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor], permutations: int) -> "Detector":

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -40,18 +41,16 @@ class Features:
         """Logits (N, classes) and features (N, d); gradients flow through both."""
         if callable(self.source):
             return self.classifier(images), self.source(images).flatten(1)
-        heard: list[Tensor] = []
+        heard: list[Any] = []
         caller = threading.get_ident()
 
-        def listen(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None = None) -> None:
+        def listen(module: nn.Module, inputs: tuple[Any, ...], *rest: Any) -> None:
+            # `rest` is (named inputs, output); torch may leave the first out for a hook that another thread is removing.
             if threading.get_ident() == caller:
-                heard[:] = [inputs[0] if output is None else output]
+                named_inputs, output = rest
+                heard[:] = [output if isinstance(self.source, str) else (*inputs, *named_inputs.values())[0]]
 
-        named = isinstance(self.source, str)
-        hooks = [
-            layer.register_forward_hook(listen) if named else layer.register_forward_pre_hook(listen)
-            for layer in self._layers
-        ]
+        hooks = [layer.register_forward_hook(listen, with_kwargs=True) for layer in self._layers]
         try:
             logits = self.classifier(images)
         finally:
@@ -59,4 +58,6 @@ class Features:
                 hook.remove()
         if not heard:
             raise InputError("features: the layer they come from did not run; name one that does (features='layer4')")
+        if not isinstance(heard[0], Tensor):
+            raise InputError(f"features: expected layer {self.source!r} to give a tensor, got {type(heard[0]).__name__}")
         return logits, heard[0].flatten(1)

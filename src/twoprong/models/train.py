@@ -54,6 +54,7 @@ def train_classifier(
         if checkpoint:
             checkpoint.save(epoch + 1, model, optimiser, draw)
         progress("classifier", epoch + 1, config.epochs, f"loss {total.item() / per_epoch:.4f}")
+    optimiser.zero_grad()  # the last gradients would stay in memory as long as the model
     return model.eval().requires_grad_(False)
 
 
@@ -66,9 +67,10 @@ def augment(images: Tensor, draw: torch.Generator) -> Tensor:
     """Every image shifted by up to an eighth of its size (zeros move in) and mirrored half of the time."""
     n, _, height, width = images.shape
     device = images.device
-    pad = max(1, height // 8)
-    padded = F.pad(images, (pad, pad, pad, pad))
-    top, left = torch.randint(2 * pad + 1, (2, n, 1), generator=draw, device=device)
+    down, across = max(1, height // 8), max(1, width // 8)
+    padded = F.pad(images, (across, across, down, down))
+    top = torch.randint(2 * down + 1, (n, 1), generator=draw, device=device)
+    left = torch.randint(2 * across + 1, (n, 1), generator=draw, device=device)
     rows = top + torch.arange(height, device=device)
     columns = left + torch.arange(width, device=device)
     mirror = torch.rand(n, 1, generator=draw, device=device) < 0.5

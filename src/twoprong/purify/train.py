@@ -41,7 +41,7 @@ def train_denoiser(
     with evaluating(features.classifier):
         for epoch in range(done, config.epochs):
             for group in optimiser.param_groups:
-                group["lr"] = config.lr * 0.1 ** sum(epoch >= milestone for milestone in config.milestones)
+                group["lr"] = config.lr * 0.1 ** sum(epoch >= share * config.epochs for share in config.milestones)
             total = torch.zeros((), device=device)
             batches = torch.randperm(count, generator=draw, device=device).split(size)[: count // size]
             denoiser.train()
@@ -55,4 +55,5 @@ def train_denoiser(
             if checkpoint:
                 checkpoint.save(epoch + 1, denoiser, optimiser, draw)
             progress("denoiser", epoch + 1, config.epochs, f"loss {total.item() / len(batches):.4f}")
+    optimiser.zero_grad()
     return denoiser.eval().requires_grad_(False)

@@ -1,0 +1,71 @@
+"""`greedy`: fool images one by one, inconspicuously, then spend the detector's slack on the best hidden ones."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twoprong.attacks.base import Attack
+from twoprong.attacks.losses import margin
+from twoprong.attacks.target import Target, Transparent, transparent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Greedy(Attack):
+    """A batch test cannot notice a few images among many. This attack finds how many, and which.
+
+    Every image ascends min(margin, κ) - λ·witness by itself, for every λ of `penalties`; the least conspicuous fooled
+    version is kept. Then as many as the test lets pass, the best hidden first, replace their originals.
+    """
+
+    steps: int = 40
+    step: float | None = None
+    kappa: float = 0.5
+    penalties: tuple[float, ...] = (0.0, 1.0, 1e1, 1e2, 1e3)
+
+    def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        inside = transparent(target)
+        hidden, cost = self._hide(inside, images, labels, generator)
+        order = cost.argsort()[: int(cost.isfinite().sum())]
+        threshold = target.threshold(len(images))
+
+        def with_best(count: int) -> Tensor:
+            batch = images.clone()
+            batch[order[:count]] = hidden[order[:count]]
+            return batch
+
+        def passes(count: int) -> bool:
+            with torch.no_grad():
+                return target.statistic(with_best(count)).item() < threshold
+
+        low, high = 0, len(order)
+        if passes(high):
+            return with_best(high)
+        while high - low > 1:  # the statistic rises with the number, nearly always
+            middle = (low + high) // 2
+            low, high = (middle, high) if passes(middle) else (low, middle)
+        return with_best(low)
+
+    def _hide(
+        self, target: Transparent, images: Tensor, labels: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """For every image its least conspicuous fooled version and what that adds to the witness; infinite if none."""
+        step = 2.5 * self.eps / self.steps if self.step is None else self.step
+        with torch.no_grad():
+            clean = target.witness(images, images)
+        hidden, cost = images, torch.full_like(clean, torch.inf)
+        for penalty in self.penalties:
+            x = self.start(images, penalty == 0, generator)
+            for last in [*[False] * self.steps, True]:
+                with torch.enable_grad():
+                    leaf = x.detach().requires_grad_()
+                    gap = margin(target.logits(leaf, "clean")[0], labels)
+                    seen = target.witness(leaf, images)
+                    (gradient,) = torch.autograd.grad((gap.clamp_max(self.kappa) - penalty * seen).sum(), leaf)
+                added = torch.where(gap > 0, seen - clean, torch.inf).detach()
+                better = added < cost
+                hidden = torch.where(better[:, None, None, None], x, hidden)
+                cost = torch.where(better, added, cost)
+                if not last:
+                    x = self.move(x, gradient, step, images)
+        return hidden, cost

@@ -1,0 +1,37 @@
+"""The paper's own adaptive attack (Algorithm 3), as it is written there."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twoprong.attacks.base import Attack, loss_gradient
+from twoprong.attacks.losses import cross_entropy
+from twoprong.attacks.target import Route, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper(Attack):
+    """x ← Π(x + step·direction(∇ MMD-OPT(S_C, x) + α ∇ E[CE(route(x), y)])), the last iterate.
+
+    S_C are the batch's own clean originals, as in Algorithm 3; the route is the denoiser's once that statistic reaches the
+    threshold. It ascends the statistic, that is, it asks to be detected: a reference point, not a serious attack.
+    """
+
+    steps: int = 200
+    step: float | None = None
+    draws: int = 20
+    alpha: float = 1e-2
+
+    def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        step = self.eps / 4 if self.step is None else self.step
+        threshold, x = target.threshold(len(images)), images
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                statistic = target.statistic(leaf, images)
+                (up,) = torch.autograd.grad(statistic, leaf)
+            route: Route = "clean" if statistic.item() < threshold else "denoise"
+            gradient, _ = loss_gradient(target, x, labels, cross_entropy, generator, route, self.draws)
+            x = self.move(x, up + self.alpha * gradient / len(images), step, images)
+        return x

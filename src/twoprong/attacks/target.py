@@ -1,0 +1,158 @@
+"""What an attack may ask of the thing it attacks: a classifier, or a whole defence."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from twoprong.errors import InputError
+
+Route = Literal["clean", "denoise"]
+
+
+class Outcome(Protocol):
+    """What the deployed object did with a batch; a `Decision` is one."""
+
+    @property
+    def logits(self) -> Tensor: ...
+    @property
+    def adversarial(self) -> bool: ...
+    @property
+    def statistic(self) -> float: ...
+    @property
+    def threshold(self) -> float: ...
+
+
+@runtime_checkable
+class Target(Protocol):
+    """The deployed object, differentiable. Batches are whole and in order; nobody takes them apart.
+
+    `coupled` says whether an image's outcome depends on the others in its batch, as it does behind a batch test.
+    """
+
+    coupled: bool
+
+    def logits(
+        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Logits (draws, N, classes) on a route, or on the one the batch would take. Deterministic routes give one draw."""
+
+    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
+        """The batch's test statistic (a scalar) against the deployed reference, or against other images."""
+
+    def threshold(self, size: int) -> float:
+        """The statistic at which a batch of `size` is flagged."""
+
+    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Outcome:
+        """The deployed decision, without gradients."""
+
+
+class Transparent(Target, Protocol):
+    """A Target that also shows its inside, for the attacks that are made for exactly this kind of defence."""
+
+    def purify(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """What the flagged route hands to the classifier."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The features (N, d) that the test sees."""
+
+    def witness(self, images: Tensor, others: Tensor) -> Tensor:
+        """How conspicuous each image (N,) is among clean `others`: its own share in the statistic, up to a constant."""
+
+    def reference_images(self) -> Tensor:
+        """The clean images that batches are tested against; none for a plain classifier."""
+
+
+def transparent(target: Target) -> Transparent:
+    """The same target, if it shows its inside. Raises InputError otherwise."""
+    if not all(hasattr(target, name) for name in ("purify", "embed", "witness", "reference_images")):
+        raise InputError("target: this attack reads features, reference and denoiser; give a Defense or a classifier")
+    return cast(Transparent, target)
+
+
+@dataclass(frozen=True)
+class PlainOutcome:
+    logits: Tensor
+    adversarial: bool = False
+    statistic: float = 0.0
+    threshold: float = float("inf")
+
+
+class Plain:
+    """A bare classifier as a Target: one route, nothing tested."""
+
+    coupled = False
+
+    def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
+        self.model = model
+
+    def logits(
+        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.model(images)[None]
+
+    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
+        return 0 * images.sum()
+
+    def threshold(self, size: int) -> float:
+        return float("inf")
+
+    @torch.no_grad()
+    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> PlainOutcome:
+        return PlainOutcome(self.model(images))
+
+    def purify(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return images
+
+    def embed(self, images: Tensor) -> Tensor:
+        return self.model(images)
+
+    def witness(self, images: Tensor, others: Tensor) -> Tensor:
+        return 0 * images.flatten(1).sum(1)
+
+    def reference_images(self) -> Tensor:
+        return torch.zeros(0)
+
+
+class Counted:
+    """A Target that counts what it is asked: `queries` is the number of images, each as often as it was computed.
+
+    Whatever else the target offers (the features and the reference that `match` reads) is passed on.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.coupled, self.queries = target, target.coupled, 0
+
+    def logits(
+        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        logits = self.target.logits(images, route, draws, generator)
+        self.queries += len(images) * len(logits)
+        return logits
+
+    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
+        self.queries += len(images)
+        return self.target.statistic(images, reference)
+
+    def threshold(self, size: int) -> float:
+        return self.target.threshold(size)
+
+    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Outcome:
+        self.queries += len(images)
+        return self.target.decide(images, generator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+
+def as_target(model: Target | Callable[[Tensor], Tensor]) -> Target:
+    """A Target as it is; any other callable from images to logits as a plain classifier."""
+    return model if isinstance(model, Target) else Plain(model)
+
+
+def modules_of(target: object) -> list[nn.Module]:
+    """Every torch module behind a target or a model."""
+    inner = getattr(target, "model", None) if isinstance(target, Plain) else target
+    return list(inner.modules()) if isinstance(inner, nn.Module) else []

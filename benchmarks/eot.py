@@ -5,7 +5,7 @@ import torchattacks
 from torch import Tensor, nn
 
 from benchmarks.timing import medians
-from twoprong.attacks import EOTPGD
+from twoprong.attacks.pgd import EOTPGD
 from twoprong.attacks.target import Plain, Route
 from twoprong.models.zoo import build
 

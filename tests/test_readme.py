@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from twoprong.attacks import ATTACKS
 from twoprong.config import PRESETS, FitConfig, load_config
 
 ROOT = Path(__file__).parents[1]
@@ -35,3 +36,8 @@ def test_the_full_settings_file_lists_every_setting():
 
 def test_the_papers_settings_load():
     assert load_config(ROOT / "configs" / "paper.toml").detector.threshold == 0.5
+
+
+def test_every_attack_has_its_row_in_the_docs():
+    listed = re.findall(r"^\| (`[^|]*) \|", (ROOT / "docs/attacks.md").read_text(), re.MULTILINE)
+    assert {name for cell in listed for name in re.findall(r"`([\w-]+)`", cell)} == set(ATTACKS)

@@ -155,7 +155,7 @@ def load_config(path: Path | None = None, assignments: Iterable[str] = (), base:
         if not isinstance(table, dict):
             problems.append(f"--set {assignment}: expected SECTION.KEY=VALUE, such as denoiser.epochs=30")
             continue
-        table[keys[-1]] = _toml_value(text.strip())
+        table[keys[-1]] = toml_value(text.strip())
     merged = _merge(base.model_dump() if base else {}, values)
     return parse_config(merged, source=str(path) if path else "settings", problems=problems)
 
@@ -197,8 +197,9 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _toml_value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """A value as TOML writes it; anything else stays a string, for the field's own check to judge."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text  # a bare word or 8/255: the field's own check judges it
+        return text

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from twoprong.attacks import BIM, EOTPGD, PGD
 from twoprong.attacks.cw import CW
+from twoprong.attacks.pgd import BIM, EOTPGD, PGD
 from twoprong.attacks.target import Plain
 from twoprong.data.digits import load_digits
 from twoprong.models.cnn import SmallCNN
@@ -65,10 +65,10 @@ def test_bim_is_as_strong_step_by_step(robust, norm):
 
 @pytest.mark.parametrize("norm", sorted(BUDGETS))
 def test_pgd_is_as_strong(robust, norm):
-    """At 40 steps, where the random start matters little."""
+    """At 30 steps, where the random start matters little."""
     (model, part), (eps, kind) = robust, BUDGETS[norm]
-    other = theirs(kind(model, eps=eps, alpha=eps / 8, steps=40), part)
-    ours = PGD(eps=eps, norm=norm, step=eps / 8, steps=40)(model, part.images, part.labels, generator(0, "pgd"))
+    other = theirs(kind(model, eps=eps, alpha=eps / 8, steps=30), part)
+    ours = PGD(eps=eps, norm=norm, step=eps / 8, steps=30)(model, part.images, part.labels, generator(0, "pgd"))
     reached = accuracy(model, other, part.labels)
     assert 0.2 < reached < 0.8
     assert ours.accuracy <= reached + POINT
@@ -96,9 +96,9 @@ class NoisyTarget(Plain):
 
 def test_pgd_on_the_expectation_over_noise_is_as_strong(robust):
     (model, part), eps = robust, 0.16
-    kwargs = {"eps": eps, "alpha": eps / 6, "steps": 10}
+    kwargs = {"eps": eps, "alpha": eps / 4, "steps": 8}
     other = theirs(torchattacks.EOTPGD(NoisyModule(model), eot_iter=8, **kwargs), part)
-    attack = EOTPGD(eps=eps, step=eps / 6, steps=10, draws=8)
+    attack = EOTPGD(eps=eps, step=eps / 4, steps=8, draws=8)
     ours = attack(NoisyTarget(model), part.images, part.labels, generator(0, "eot")).images
 
     def scored(images):
@@ -120,8 +120,8 @@ def test_cw_finds_images_as_near(robust):
     images = 0.05 + 0.9 * part.images
     right = model(images).argmax(1) == part.labels
     with initialised(0, "torchattacks"):
-        other = torchattacks.CW(model, c=1, steps=60, lr=0.02)(images, part.labels)
-    ours = CW(eps=100.0, norm="l2", c=1.0, steps=60, lr=0.02, searches=3)(model, images, part.labels).images
+        other = torchattacks.CW(model, c=5, steps=50, lr=0.02)(images, part.labels)
+    ours = CW(eps=100.0, norm="l2", c=5.0, steps=50, lr=0.02, searches=2)(model, images, part.labels).images
     both, distance = right.clone(), []
     for found in (other, ours):
         success = right & (model(found).argmax(1) != part.labels)

@@ -44,7 +44,7 @@ def test_on_a_linear_model_it_finds_the_known_distance(batch):
     labels = model(images).argmax(1)
     normal = (model[1].weight[0] - model[1].weight[1]).norm()
     known = -margin(model(images), labels) / normal
-    found = CW(eps=FREE, norm="l2", steps=300, searches=8)(model, images, labels)
+    found = CW(eps=FREE, norm="l2", steps=200, searches=6)(model, images, labels)
     assert found.success.all()
     reached = sizes(found.images, images)
     assert (reached >= known - 1e-9).all()  # nothing is nearer, or the test is wrong
@@ -179,6 +179,6 @@ def test_nonsensical_settings_are_refused(setting):
 def test_it_fools_a_trained_classifier(digits_model):
     model, test = digits_model
     part = test[:60]
-    result = CW(eps=1.0, norm="l2", steps=40)(model, part.images, part.labels)
+    result = CW(eps=1.0, norm="l2", c=1.0, lr=0.02, steps=60, searches=3)(model, part.images, part.labels)
     assert result.accuracy < 0.1
     assert sizes(result.images, part.images).max() <= 1 + 1e-5

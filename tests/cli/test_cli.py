@@ -5,12 +5,14 @@ import subprocess
 import sys
 from importlib import metadata
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
 import twoprong as tp
+from twoprong.seeds import generator
 
 FAST = """
 [attack]
@@ -190,3 +192,56 @@ def test_fit_around_a_users_own_classifier_with_weights(tmp_path, digits):
     assert len(tp.load(tmp_path / "bundle", classifier=model)(digits.test.images[:30]).labels) == 30
     wrong = twoprong(*arguments, "--overwrite", "--classifier", "cnn", "--weights", "weights.safetensors", cwd=tmp_path)
     assert "not cnn's weights" in refused(wrong)
+
+
+def test_attack_writes_images_outcomes_and_pictures(fitted, digits):
+    folder, _ = fitted
+    arguments = ("--data", "digits", "--attack", "pgd", "--eps", "1/5", "--set", "steps=5", "--images", "50")
+    files = ("--batch-size", "20", "--out", "a.npz", "--pictures", "strips", "--json")
+    run = twoprong("attack", "bundle", *arguments, *files, cwd=folder)
+    assert run.returncode == 0, run.stderr
+    summary = json.loads(run.stdout)
+    with np.load(folder / "a.npz") as file:
+        stored = {name: file[name] for name in file.files}
+    assert stored["images"].shape == stored["originals"].shape == (50, 1, 8, 8)
+    assert np.array_equal(stored["originals"], digits.test.images[:50].numpy())
+    assert np.abs(stored["images"] - stored["originals"]).max() <= 0.2 + 1e-6
+    assert np.array_equal(stored["labels"], digits.test.labels[:50].numpy())
+    assert stored["correct"].shape == (10, 50)
+    assert summary["accuracy"] == pytest.approx(stored["correct"].mean())
+    assert stored["batch"].tolist() == [0] * 20 + [1] * 20 + [2] * 10
+    assert sorted(file.name for file in (folder / "strips").iterdir()) == ["0000.png", "0001.png", "0002.png"]
+    assert Image.open(folder / "strips" / "0000.png").size == (10 * 64, 3 * 64)
+    bare = json.loads(twoprong("attack", "bundle", *arguments, "--bare", "--json", cwd=folder).stdout)
+    defense = tp.load(folder / "bundle")
+    result = tp.attacks.ATTACKS["pgd"](eps=0.2, steps=5)(
+        defense.classifier, digits.test.images[:50], digits.test.labels[:50], generator(0, "attack", 0)
+    )
+    assert bare["accuracy"] == pytest.approx(result.accuracy)
+    assert bare["batches_flagged"] == 0
+
+
+def test_attack_on_some_slots_reports_what_became_of_them(fitted):
+    folder, _ = fitted
+    arguments = ("--data", "digits", "--attack", "fgsm", "--eps", "0.2", "--images", "40", "--slots", "10%", "--json")
+    summary = json.loads(twoprong("attack", "bundle", *arguments, cwd=folder).stdout)
+    assert summary["images_changed"] == 4
+    assert 0 <= summary["accuracy_on_changed"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bundle", "--attack", "pdg"), "did you mean pgd?"),
+        (("bundle", "--attack", "pgd", "--eps", "8/x"), "8/255"),
+        (("bundle", "--attack", "pgd", "--norm", "l7"), "linf, l2"),
+        (("bundle", "--attack", "pgd", "--set", "stepz=3"), "steps"),
+        (("bundle", "--attack", "pgd", "--set", "steps=0"), "steps: expected"),
+        (("bundle", "--attack", "pgd", "--slots", "120%"), "share"),
+        (("--attack", "pgd"), "BUNDLE"),
+        (("--attack", "pgd", "--classifier", "cnn"), "--weights"),
+        (("nowhere", "--attack", "pgd"), "no such bundle"),
+    ],
+)
+def test_mistakes_about_attacks_are_said(fitted, arguments, message):
+    assert message in refused(twoprong("attack", *arguments, "--data", "digits", cwd=fitted[0]))

@@ -65,7 +65,7 @@ def test_held_out_test_power_at_50_rises(fitted, start):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_ascent_that_leads_nowhere_is_not_followed(seed):
-    """Nothing to find, and a rate at which Adam leaps about: on the fifth kept aside the result is no worse than the start."""
+    """Nothing to find, and a rate at which Adam leaps about: on the fifth kept aside it is no worse than the start."""
     x, y = clean(100, "same", seed), clean(100, "other", seed)
     kernel = fit_kernel(x, y, KernelConfig(epochs=10, lr=1.0, batch_size=40), seed)
     judges = x.rows(slice(20)), y.rows(slice(20))

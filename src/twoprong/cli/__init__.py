@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from twoprong.cli.attack import attack
 from twoprong.cli.demo import demo
 from twoprong.cli.fit import fit
 from twoprong.cli.inspect import inspect
@@ -33,7 +34,7 @@ def twoprong(
     set_up_logging()
 
 
-for command in (demo, fit, inspect):
+for command in (demo, fit, attack, inspect):
     app.command()(command)
 
 

@@ -26,6 +26,13 @@ def get_classifier(
     """
     if ":" not in name and weights is None:
         return train_named(name, data.train, len(data.classes), config, work, resume, progress)
+    return get_trained(name, weights, data)
+
+
+def get_trained(name: str, weights: Path | None, data: ImageData) -> nn.Module:
+    """A classifier that needs no training: a `NAME` with weights, or a `MODULE:FACTORY` with or without."""
+    if ":" not in name and weights is None:
+        raise InputError(f"--classifier {name}: expected its trained weights beside it; pass --weights FILE.safetensors")
     model = from_factory(name) if ":" in name else build(name, len(data.classes), data.train.images.shape[1])
     if weights is not None:
         try:

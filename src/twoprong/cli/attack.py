@@ -1,0 +1,183 @@
+"""`twoprong attack`."""
+
+import time
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from PIL import Image
+from rich.table import Table
+from torch import Tensor
+
+from twoprong.attacks import ATTACKS, Attack, Partial
+from twoprong.attacks.base import Model
+from twoprong.cli.classifier import get_trained
+from twoprong.cli.device import Device, choose
+from twoprong.cli.output import out, print_json, progress_bars
+from twoprong.config import as_number, toml_value
+from twoprong.data.sources import load_data
+from twoprong.defense import load
+from twoprong.errors import InputError
+from twoprong.evaluate.attacked import Attacked, attack_batches
+from twoprong.evaluate.measure import wilson
+from twoprong.storage import write_atomic
+
+
+def attack(
+    data: Annotated[str, typer.Option(help="digits, cifar10, or a directory with one sub-directory per class.")],
+    name: Annotated[str, typer.Option("--attack", help=f"One of {', '.join(ATTACKS)}.")],
+    bundle: Annotated[Path | None, typer.Argument(help="The bundle to attack; or give --classifier.")] = None,
+    classifier: Annotated[str | None, typer.Option(help="A classifier: NAME with --weights, or MODULE:FACTORY.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="The classifier's weights, a .safetensors file.")] = None,
+    bare: Annotated[bool, typer.Option("--bare", help="Attack the bundle's classifier alone.")] = False,
+    eps: Annotated[str, typer.Option(help="The budget, such as 8/255 or 0.5.")] = "8/255",
+    norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the attack, such as steps=100; may be repeated.")
+    ] = None,
+    slots: Annotated[str | None, typer.Option(help="Attack only this share of every batch, such as 10%.")] = None,
+    images: Annotated[int, typer.Option(min=1, help="How many test images.")] = 200,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 100,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    file: Annotated[Path | None, typer.Option("--out", help="Where to write images and outcomes, an .npz file.")] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="A directory for strips of original, attacked, difference x10.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where cifar10's files are.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=4, help="Resize a directory's images to this square.")] = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary for machines.")] = False,
+) -> None:
+    """Attack a bundle, or a bare classifier, with whole batches of test images."""
+    chosen = make_attack(name, eps, norm, assignments or [], slots)
+    where = choose(device)
+    source = load_data(data, data_root, image_size, seed=seed).to(where)
+    model = _target(bundle, classifier, weights, bare, source, where)
+    part = source.test[:images]
+    start = time.perf_counter()
+    with progress_bars() as progress:
+        batches = attack_batches(chosen, model, part, min(batch_size, len(part)), seed, progress)
+    originals = part.images.cpu()
+    summary = _summarise(name, chosen, batches, originals, time.perf_counter() - start)
+    if file is not None:
+        _write(file, batches, originals)
+    if pictures is not None:
+        _strips(pictures, originals, torch.cat([batch.result.images for batch in batches]).cpu(), batches)
+    if as_json:
+        print_json(summary)
+        return
+    table = Table(show_header=False, title=f"{name} on {bundle or classifier}{' (bare)' if bare else ''}")
+    for key, value in summary.items():
+        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+    out.print(table)
+
+
+def make_attack(name: str, eps: str, norm: str, assignments: list[str], slots: str | None) -> Attack:
+    """The attack with its settings. Raises InputError for a name or a setting that does not exist, with the nearest one."""
+    if name not in ATTACKS:
+        near = get_close_matches(name, ATTACKS, 1)
+        raise InputError(
+            f"--attack {name}: expected one of {', '.join(ATTACKS)}" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    known = [field.name for field in fields(ATTACKS[name]) if field.name not in ("eps", "norm")]
+    settings: dict[str, Any] = {"eps": _number("--eps", eps), "norm": norm}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if key not in known or not equals:
+            raise InputError(
+                f"--set {assignment}: expected KEY=VALUE with a setting of {name}: {', '.join(known) or 'none'}"
+            )
+        value = toml_value(text)
+        settings[key] = tuple(value) if isinstance(value, list) else value
+    chosen = ATTACKS[name](**settings)
+    if slots is None:
+        return chosen
+    share = _number("--slots", slots.removesuffix("%")) / (100 if slots.endswith("%") else 1)
+    return Partial(attack=chosen, share=share)
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(as_number(text))
+    except ValueError as error:
+        raise InputError(f"{option}: {error}") from error
+
+
+def _target(
+    bundle: Path | None, classifier: str | None, weights: Path | None, bare: bool, source: Any, where: torch.device
+) -> Model:
+    if bundle is None and classifier is None:
+        raise InputError("expected a BUNDLE, or --classifier for a bare classifier, got neither")
+    given = get_trained(classifier, weights, source).to(where) if classifier is not None else None
+    if bundle is None:
+        assert given is not None
+        return given
+    defense = load(bundle, given, device=where)
+    return defense.classifier if bare else defense
+
+
+def _summarise(name: str, chosen: Attack, batches: list[Attacked], originals: Tensor, seconds: float) -> dict[str, Any]:
+    count = len(originals)
+    per_image = torch.cat([batch.correct.double().mean(0) for batch in batches]).cpu()
+    changed = (torch.cat([batch.result.images for batch in batches]).cpu() != originals).flatten(1).any(1)
+    correct = per_image.sum().item()
+    low, high = wilson(round(correct), count)
+    return {
+        "attack": name,
+        "eps": chosen.eps,
+        "norm": chosen.norm,
+        "images": count,
+        "batches": len(batches),
+        "accuracy": correct / count,
+        "accuracy_interval": [low, high],
+        "accuracy_worst_draw": sum(batch.worst_draw * len(batch.labels) for batch in batches) / count,
+        "images_changed": int(changed.sum()),
+        "accuracy_on_changed": per_image[changed].mean().item() if changed.any() else None,
+        "batches_flagged": sum(batch.result.flagged for batch in batches),
+        "queries_per_image": sum(batch.result.queries for batch in batches) / count,
+        "seconds": round(seconds, 1),
+    }
+
+
+def _write(file: Path, batches: list[Attacked], originals: Tensor) -> None:
+    """The .npz: images, originals, labels, correct (draws x images), and per image its batch, flag and statistic."""
+    numbers = [torch.full((len(batch.labels),), number) for number, batch in enumerate(batches)]
+    columns = {
+        "images": torch.cat([batch.result.images for batch in batches]),
+        "originals": originals,
+        "labels": torch.cat([batch.labels for batch in batches]),
+        "correct": torch.cat([batch.correct for batch in batches], 1),
+        "batch": torch.cat(numbers),
+        "flagged": torch.tensor([batch.result.flagged for batch in batches for _ in batch.labels]),
+        "statistic": torch.tensor([batch.result.statistic for batch in batches for _ in batch.labels]),
+    }
+
+    arrays: dict[str, Any] = {name: column.cpu().numpy() for name, column in columns.items()}
+
+    def save(path: Path) -> None:
+        with path.open("wb") as handle:
+            np.savez_compressed(handle, **arrays)
+
+    write_atomic(file, save)
+
+
+def _strips(folder: Path, originals: Tensor, attacked: Tensor, batches: list[Attacked], count: int = 10) -> None:
+    """For the first images of every batch: a PNG with rows original, attacked, difference x10 around grey."""
+    folder.mkdir(parents=True, exist_ok=True)
+    start = 0
+    for number, batch in enumerate(batches):
+        rows = slice(start, start + min(count, len(batch.labels)))
+        clean, bad = originals[rows], attacked[rows]
+        grid = torch.stack([clean, bad, (0.5 + 10 * (bad - clean)).clamp(0, 1)])  # (3, n, C, H, W)
+        pixels = grid.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)  # (3H, nW, C)
+        array = (pixels * 255).round().byte().numpy()
+        picture = Image.fromarray(array.squeeze(-1) if array.shape[-1] == 1 else array)
+        zoom = max(1, 64 // originals.shape[-1])
+        picture.resize((picture.width * zoom, picture.height * zoom), Image.Resampling.NEAREST).save(
+            folder / f"{number:04d}.png"
+        )
+        start += len(batch.labels)

@@ -1,0 +1,177 @@
+"""The attacks made for this defence, on a real (small) one: what each promises beyond the contract."""
+
+import pytest
+import torch
+
+from twoprong.attacks import ATTACKS, NORMS, Partial
+from twoprong.attacks.evade import Evade, _orthogonal
+from twoprong.attacks.greedy import Greedy
+from twoprong.attacks.losses import mean_margin
+from twoprong.attacks.match import Match
+from twoprong.attacks.paper import Paper
+from twoprong.attacks.partial import Slots
+from twoprong.attacks.pgd import PGD
+from twoprong.attacks.route import RouteAttack
+from twoprong.attacks.target import Plain, transparent
+from twoprong.errors import InputError
+from twoprong.seeds import generator
+
+EPS = 0.2
+FAST = {"steps": 4, "draws": 2, "square_steps": 10, "searches": 1, "penalties": (1.0,)}
+
+
+@pytest.fixture(scope="module")
+def batch(digits):
+    return digits.test.images[:40], digits.test.labels[:40]
+
+
+def fast(name, norm):
+    known = ATTACKS[name].__dataclass_fields__
+    settings = {key: value for key, value in FAST.items() if key in known}
+    return ATTACKS[name](eps={"linf": EPS, "l2": 1.0}[norm], norm=norm, **settings)
+
+
+@pytest.mark.parametrize("norm", sorted(NORMS))
+@pytest.mark.parametrize("name", sorted(ATTACKS))
+@pytest.mark.parametrize("n", [2, 12])
+def test_every_attack_keeps_the_contract_on_the_whole_defence(name, norm, n, defense, digits):
+    images, labels = digits.test.images[:n], digits.test.labels[:n]
+    state = {key: value.clone() for key, value in defense.state_dict().items()}
+    attack = fast(name, norm)
+    result = attack(defense, images, labels, generator(0, "x"))
+    again = attack(defense, images, labels, generator(0, "x"))
+    assert torch.equal(result.images, again.images)
+    assert result.images.shape == images.shape
+    assert attack.ball.size(result.images - images).max() <= attack.eps + 1e-6
+    assert 0 <= result.images.min() <= result.images.max() <= 1
+    decision = defense(result.images, generator(1, "y"))
+    assert (result.flagged, result.statistic) == (decision.adversarial, decision.statistic)
+    assert result.queries > 0
+    assert all(torch.equal(value, state[key]) for key, value in defense.state_dict().items())
+    assert all(parameter.grad is None for parameter in defense.parameters())
+    assert not any(module.training for module in defense.modules())
+
+
+def test_evade_passes_as_clean_and_fools_where_a_plain_attack_is_flagged(defense, classifier, batch):
+    plain = PGD(eps=EPS)(classifier, *batch, generator(0, "pgd"))
+    assert defense(plain.images).adversarial
+    result = Evade(eps=EPS, penalties=(1.0, 10.0))(defense, *batch, generator(0, "evade"))
+    assert not result.flagged
+    assert result.statistic < defense.threshold(40)
+    assert result.accuracy < 0.7
+
+
+def test_selective_gradients_leave_the_other_function_alone():
+    draw = generator(0, "gradients")
+    loss, statistic = (torch.randn(3, 1, 4, 4, generator=draw) for _ in range(2))
+    up, down = _orthogonal(loss, statistic, True), _orthogonal(loss, statistic, False)
+    assert (up * statistic).sum().abs() < 1e-4
+    assert (up * loss).sum() > 0
+    assert (down * loss).sum().abs() < 1e-4
+    assert (down * statistic).sum() < 0
+
+
+def test_greedy_spends_the_slack_and_no_more(defense, classifier, batch):
+    images, labels = batch
+    attack = Greedy(eps=EPS)
+    result = attack(defense, images, labels, generator(0, "greedy"))
+    changed = (result.images != images).flatten(1).any(1)
+    assert not result.flagged
+    assert 0 < changed.sum() < len(images)
+    assert (classifier(result.images[changed]).argmax(1) != labels[changed]).all()
+    hidden, cost = attack._hide(transparent(defense), images, labels, generator(0, "greedy"))
+    order = cost.argsort()[: int(cost.isfinite().sum())]
+    assert set(order[: int(changed.sum())].tolist()) == set(changed.nonzero().flatten().tolist())
+    one_more = result.images.clone()
+    following = order[int(changed.sum())]
+    one_more[following] = hidden[following]
+    assert defense(one_more).adversarial
+
+
+def test_the_witness_is_the_statistics_derivative_in_one_images_weight(defense, digits):
+    """Replacing one of n images by z moves the statistic by 2/n·(witness(z) - witness(old)), up to second order."""
+    images, other = digits.test.images[:100], digits.test.images[100:110]
+    slope = defense.witness(other, images) - defense.witness(images[:1], images)
+    for z, expected in zip(other, slope, strict=True):
+        moved = images.clone()
+        moved[0] = z
+        actual = defense.statistic(moved) - defense.statistic(images)
+        assert abs(actual - 2 / 100 * expected) < 4 / 100**2
+
+
+def test_match_moves_features_to_those_of_the_paired_class(defense, classifier, batch):
+    images, labels = batch
+    wanted = Match()._models(transparent(defense), images, labels, generator(0, "match"))
+    assert torch.equal(classifier.head(wanted).argmax(1), labels ^ 1)
+    result = Match(eps=EPS, weights=(0.0,))(defense, images, labels, generator(0, "match"))
+    before = (defense.embed(images) - wanted).norm(dim=1).mean()
+    after = (defense.embed(result.images) - wanted).norm(dim=1).mean()
+    assert after < 0.8 * before
+
+
+def test_an_odd_number_of_classes_is_paired_too():
+    """With five classes, class 4 goes to 3."""
+    target = Plain(lambda x: x.flatten(1)[:, :5])
+    images = torch.zeros(5, 1, 8, 8)
+    images[torch.arange(5), 0, 0, torch.arange(5)] = 1
+    wanted = Match()._models(target, images, torch.arange(5), None)
+    assert wanted.argmax(1).tolist() == [1, 0, 3, 2, 3]
+
+
+def test_route_is_stronger_on_the_denoisers_route_than_an_attack_on_the_bare_classifier(defense, classifier, batch):
+    images, labels = batch
+    bare = PGD(eps=EPS)(classifier, images, labels, generator(0, "bare")).images
+    through = RouteAttack(eps=EPS, steps=15, draws=4)(defense, images, labels, generator(0, "route")).images
+
+    def gap(x):
+        return mean_margin(defense.logits(x, "denoise", 20, generator(1, "score")), labels)
+
+    assert (gap(through) > gap(bare)).float().mean() > 0.8
+
+
+def test_the_papers_attack_asks_to_be_detected(defense, batch):
+    result = Paper(eps=EPS, steps=20, draws=2)(defense, *batch, generator(0, "paper"))
+    assert result.flagged
+    assert result.statistic > 5 * defense.threshold(40)
+
+
+def test_partial_touches_its_slots_and_nothing_else(defense, batch):
+    images, labels = batch
+    attack = Partial(attack=PGD(eps=EPS), share=0.25)
+    result = attack(defense, images, labels, generator(3, "partial"))
+    slots = attack.slots(images, generator(3, "partial"))
+    changed = (result.images != images).flatten(1).any(1)
+    assert len(slots) == 10
+    assert changed.nonzero().flatten().tolist() == slots.tolist()
+    assert (attack.eps, attack.norm) == (EPS, "linf")
+
+
+def test_one_slot_is_the_least(defense, batch):
+    assert len(Partial(share=0.001).slots(batch[0], None)) == 1
+    for share in (0, -1, 1.5):
+        with pytest.raises(InputError, match="share: expected"):
+            Partial(share=share)
+
+
+def test_slots_show_the_whole_batch_to_the_test_and_score_their_own(defense, batch):
+    images, _ = batch
+    slots = torch.tensor([3, 7])
+    view = Slots(defense, images, slots)
+    mine = torch.rand(2, 1, 8, 8, generator=generator(0, "mine"))
+    whole = images.clone()
+    whole[slots] = mine
+    assert torch.equal(view.whole(mine), whole)
+    assert view.statistic(mine) == defense.statistic(whole)
+    assert view.threshold(2) == defense.threshold(40)
+    assert torch.allclose(view.logits(mine, "clean"), defense.logits(whole, "clean")[:, slots], atol=1e-4)
+    assert view.logits(mine, "denoise", 3).shape == (3, 2, 10)
+    assert len(view.decide(mine).logits) == 2
+
+
+def test_a_target_that_hides_its_inside_is_refused_where_it_is_needed(batch):
+    class Closed(Plain):
+        purify = embed = witness = reference_images = property()
+
+    for name in ("greedy", "match", "bpda-eot"):
+        with pytest.raises(InputError, match="give a Defense or a classifier"):
+            fast(name, "linf")(Closed(lambda x: x.flatten(1)[:, :10]), *batch)

@@ -35,4 +35,5 @@ $(VENV)/.core: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps torchattacks pyautoattack  # their metadata asks for torchvision, their code does not
 	@touch $@ $(VENV)/.core

@@ -6,12 +6,10 @@ import torch
 from twoprong.attacks import ATTACKS, NORMS, Partial
 from twoprong.attacks.evade import Evade, _orthogonal
 from twoprong.attacks.greedy import Greedy
-from twoprong.attacks.losses import mean_margin
 from twoprong.attacks.match import Match
 from twoprong.attacks.paper import Paper
 from twoprong.attacks.partial import Slots
 from twoprong.attacks.pgd import PGD
-from twoprong.attacks.route import RouteAttack
 from twoprong.attacks.target import Plain, transparent
 from twoprong.errors import InputError
 from twoprong.seeds import generator
@@ -116,17 +114,6 @@ def test_an_odd_number_of_classes_is_paired_too():
     images[torch.arange(5), 0, 0, torch.arange(5)] = 1
     wanted = Match()._models(target, images, torch.arange(5), None)
     assert wanted.argmax(1).tolist() == [1, 0, 3, 2, 3]
-
-
-def test_route_is_stronger_on_the_denoisers_route_than_an_attack_on_the_bare_classifier(defense, classifier, batch):
-    images, labels = batch
-    bare = PGD(eps=EPS)(classifier, images, labels, generator(0, "bare")).images
-    through = RouteAttack(eps=EPS, steps=15, draws=4)(defense, images, labels, generator(0, "route")).images
-
-    def gap(x):
-        return mean_margin(defense.logits(x, "denoise", 20, generator(1, "score")), labels)
-
-    assert (gap(through) > gap(bare)).float().mean() > 0.8
 
 
 def test_the_papers_attack_asks_to_be_detected(defense, batch):

@@ -1,8 +1,8 @@
 """Would an attack find what is there? Problems with a known answer inside the ball (after Zimmermann et al. 2022).
 
 Around each image a two-class problem is made on a network's frozen features: random points of a smaller ball are one class,
-random points on the edge of the ε-ball the other, and a linear readout separates them. So an adversarial image exists, and an
-attack that misses it is broken. Every image has its own readout; the problems are solved as one batch.
+random points on the edge of the ε-ball the other, and a linear readout separates them. So an adversarial image exists, and
+an attack that misses it is broken. Every image has its own readout; the problems are solved as one batch.
 """
 
 import pytest

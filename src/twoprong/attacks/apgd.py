@@ -129,15 +129,11 @@ class APGD(Attack):
         self, target: Target, x: Tensor, labels: Tensor, aims: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, gradient and margin of every image, from one pass; behind a batch test each is told the mean loss."""
-        seen = []
 
-        def noted(logits: Tensor, labels: Tensor) -> Tensor:
-            values = self.objective(logits, labels, aims)
-            seen.append(values.detach())
-            return values
+        def objective(logits: Tensor, labels: Tensor) -> Tensor:
+            return self.objective(logits, labels, aims)
 
-        gradient, score = loss_gradient(target, x, labels, noted, generator, draws=self.draws)
-        loss = torch.cat(seen).mean(0)
+        gradient, score, loss = loss_gradient(target, x, labels, objective, generator, draws=self.draws)
         return loss.mean().expand(len(x)) if target.coupled else loss, gradient, score
 
 

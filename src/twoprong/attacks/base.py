@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,6 +126,14 @@ class Best:
         return int((score > 0).sum()), score.mean().item()
 
 
+class Ascent(NamedTuple):
+    """What one look at the target gives an attack: where the loss rises, and each image's mean margin and mean loss."""
+
+    gradient: Tensor
+    margin: Tensor
+    loss: Tensor
+
+
 def loss_gradient(
     target: Target,
     images: Tensor,
@@ -133,12 +142,13 @@ def loss_gradient(
     generator: torch.Generator | None = None,
     route: Route | None = None,
     draws: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """∂/∂images of Σ_i E[loss_i] over `draws` of the target's noise, and the mean margin of every image.
+) -> Ascent:
+    """∂/∂images of Σ_i E[loss_i] over `draws` of the target's noise.
 
     All draws are one forward and backward pass; they are split only where memory asks for it.
     """
-    share = draws if images.is_cuda else max(1, min(draws, CPU_IMAGES // len(images)))
+    # Never one of many: it takes two draws to see that a route has no noise.
+    share = draws if images.is_cuda else min(draws, max(2, CPU_IMAGES // len(images)))
     while True:
         try:
             return _split_gradient(target, images, labels, loss, generator, route, draws, share)
@@ -157,20 +167,22 @@ def _split_gradient(
     route: Route | None,
     draws: int,
     share: int,
-) -> tuple[Tensor, Tensor]:
-    total, margins, seen = torch.zeros_like(images), torch.zeros(len(images), device=images.device), 0
+) -> Ascent:
+    parts, seen = [], 0
     while seen < draws:
         part = min(share, draws - seen)
         with torch.enable_grad():
             leaf = images.detach().requires_grad_()
             logits = target.logits(leaf, route, part, generator)
-            (gradient,) = torch.autograd.grad(loss(logits, labels).mean(0).sum(), leaf)
-        if len(logits) == 1 and part > 1:  # a deterministic route: one pass says it all
-            return gradient, mean_margin(logits, labels)
-        total += gradient * part
-        margins += mean_margin(logits, labels) * part
+            losses = loss(logits, labels).mean(0)
+            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        look = Ascent(gradient, mean_margin(logits, labels), losses.detach())
+        if len(logits) < part:  # no noise here: one pass says it all
+            return look
+        parts.append((part / draws, look))
         seen += part
-    return total / draws, margins / draws
+    gradient, margins, losses = (torch.stack([weight * look[i] for weight, look in parts]).sum(0) for i in range(3))
+    return Ascent(gradient, margins, losses)
 
 
 @contextmanager

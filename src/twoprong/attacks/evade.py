@@ -56,7 +56,7 @@ class Evade(Attack):
         hide = penalty is None or penalty > 0
         best, x = Best(target, images), self.start(images, True, generator)
         for _ in range(self.steps):
-            gradient, score = loss_gradient(
+            gradient, score, _ = loss_gradient(
                 target, x, labels, loss, generator, "clean" if hide else "denoise", 1 if hide else self.draws
             )
             statistic, slope = _statistic(target, x)

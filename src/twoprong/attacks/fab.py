@@ -101,15 +101,8 @@ class FABT(Attack):
         self, target: Target, x: Tensor, labels: Tensor, aims: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         """z_t - z_y and its gradient, from one pass."""
-        seen = []
-
-        def noted(logits: Tensor, labels: Tensor) -> Tensor:
-            values = margin_to(logits, labels, aims)
-            seen.append(values.detach())
-            return values
-
-        gradient, _ = loss_gradient(target, x, labels, noted, generator)
-        return torch.cat(seen).mean(0), gradient
+        look = loss_gradient(target, x, labels, lambda logits, labels: margin_to(logits, labels, aims), generator)
+        return look.loss, look.gradient
 
     @staticmethod
     @torch.no_grad()

@@ -15,5 +15,5 @@ class FGSM(Attack):
     """x + ε·direction(∇ CE(f(x), y))."""
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
-        gradient, _ = loss_gradient(target, images, labels, cross_entropy, generator)
+        gradient = loss_gradient(target, images, labels, cross_entropy, generator).gradient
         return self.move(images, gradient, self.eps, images)

@@ -47,7 +47,7 @@ class MMA(Attack):
 
         step, x = self.eps / 4 if self.step is None else self.step, images
         for _ in range(self.steps):
-            gradient, _ = loss_gradient(target, x, labels, towards, generator)
+            gradient = loss_gradient(target, x, labels, towards, generator).gradient
             x = self.move(x, gradient, step, images)
         with torch.no_grad():
             return x, towards(target.logits(x, generator=generator), labels)[0]

@@ -32,6 +32,6 @@ class Paper(Attack):
                 statistic = target.statistic(leaf, images)
                 (up,) = torch.autograd.grad(statistic, leaf)
             route: Route = "clean" if statistic.item() < threshold else "denoise"
-            gradient, _ = loss_gradient(target, x, labels, cross_entropy, generator, route, self.draws)
+            gradient = loss_gradient(target, x, labels, cross_entropy, generator, route, self.draws).gradient
             x = self.move(x, up + self.alpha * gradient / len(images), step, images)
         return x

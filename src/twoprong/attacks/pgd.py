@@ -41,7 +41,7 @@ class PGD(Attack):
         for _ in range(self.restarts):
             x = self.start(images, self.random_start, generator)
             for _ in range(self.steps):
-                gradient, score = loss_gradient(target, x, labels, LOSSES[self.loss], generator, route, self.draws)
+                gradient, score, _ = loss_gradient(target, x, labels, LOSSES[self.loss], generator, route, self.draws)
                 best.offer(x, score)
                 x = self.move(x, gradient, step, images)
             with torch.no_grad():

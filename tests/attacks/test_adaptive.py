@@ -101,7 +101,7 @@ def test_match_moves_features_to_those_of_the_paired_class(defense, classifier, 
     images, labels = batch
     wanted = Match()._models(transparent(defense), images, labels, generator(0, "match"))
     assert torch.equal(classifier.head(wanted).argmax(1), labels ^ 1)
-    result = Match(eps=EPS, weights=(0.0,))(defense, images, labels, generator(0, "match"))
+    result = Match(eps=EPS, weights=((0.0, 0.0),))(defense, images, labels, generator(0, "match"))
     before = (defense.embed(images) - wanted).norm(dim=1).mean()
     after = (defense.embed(result.images) - wanted).norm(dim=1).mean()
     assert after < 0.8 * before

@@ -97,7 +97,8 @@ class NoisyTarget(Plain):
 def test_pgd_on_the_expectation_over_noise_is_as_strong(robust):
     (model, part), eps = robust, 0.16
     kwargs = {"eps": eps, "alpha": eps / 4, "steps": 8}
-    other = theirs(torchattacks.EOTPGD(NoisyModule(model), eot_iter=8, **kwargs), part)
+    # In eval mode: torchattacks puts back the mode it finds on the outside, and would leave the inside in training mode.
+    other = theirs(torchattacks.EOTPGD(NoisyModule(model).eval(), eot_iter=8, **kwargs), part)
     attack = EOTPGD(eps=eps, step=eps / 4, steps=8, draws=8)
     ours = attack(NoisyTarget(model), part.images, part.labels, generator(0, "eot")).images
 
@@ -111,7 +112,7 @@ def test_pgd_on_the_expectation_over_noise_is_as_strong(robust):
 
 
 def test_cw_finds_images_as_near(robust):
-    """Both find nearly all, ours not fewer; and where both do, our mean l2 distance is not larger by more than 5 %.
+    """Ours finds at least as many; and where both do, its mean l2 distance is not larger by more than 5 %.
 
     torchattacks cannot move black and white pixels (their tanh variable is infinite): the images are kept off both, so that
     the two solve one problem.
@@ -120,8 +121,8 @@ def test_cw_finds_images_as_near(robust):
     images = 0.05 + 0.9 * part.images
     right = model(images).argmax(1) == part.labels
     with initialised(0, "torchattacks"):
-        other = torchattacks.CW(model, c=5, steps=50, lr=0.02)(images, part.labels)
-    ours = CW(eps=100.0, norm="l2", c=5.0, steps=50, lr=0.02, searches=2)(model, images, part.labels).images
+        other = torchattacks.CW(model, c=1, steps=50, lr=0.03)(images, part.labels)
+    ours = CW(eps=100.0, norm="l2", c=1.0, steps=50, lr=0.03, searches=2)(model, images, part.labels).images
     both, distance = right.clone(), []
     for found in (other, ours):
         success = right & (model(found).argmax(1) != part.labels)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best
+from twoprong.attacks.evade import AIM
 from twoprong.attacks.losses import margin, mean_margin
 from twoprong.attacks.target import Target, Transparent, transparent
 
@@ -14,36 +15,56 @@ from twoprong.attacks.target import Target, Transparent, transparent
 class Match(Attack):
     """Classes are paired, and every image is moved to the features of a clean image of the other class of its pair.
 
-    It ascends -|φ(x) - φ(r)|² / d² + w·min(margin, κ), r being an image that the classifier puts into the wanted class (from
-    the reference; from the batch where there is none) and d the first distance, once for every weight w.
+    It ascends w·min(margin, κ) - |φ(x) - φ(r)|² / d² - λ·relu(statistic/t - 0.9), where r is an image that the classifier
+    puts into the wanted class (from the reference; from the batch where there is none) and d the first distance, once for
+    every (w, λ) of `weights`. The best unflagged iterate of each run is kept, or the last one where none passes.
     """
 
     steps: int = 60
     step: float | None = None
     draws: int = 8
     kappa: float = 1.0
-    weights: tuple[float, ...] = (0.0, 0.03, 0.3)
+    weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.3, 1.0), (3.0, 1.0), (3.0, 10.0))
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         inside = transparent(target)
         wanted = self._models(inside, images, labels, generator)
-        step = 2.5 * self.eps / self.steps if self.step is None else self.step
         best = Best(target, images)
-        for weight in self.weights:
-            x = self.start(images, True, generator)
-            first: Tensor | None = None
-            for _ in range(self.steps):
-                with torch.enable_grad():
-                    leaf = x.detach().requires_grad_()
-                    distance = (inside.embed(leaf) - wanted).square().sum(1)
-                    first = distance.detach().clamp_min(1e-12) if first is None else first
-                    gap = margin(target.logits(leaf, "clean")[0], labels)
-                    objective = weight * gap.clamp_max(self.kappa) - distance / first
-                    (gradient,) = torch.autograd.grad(objective.sum(), leaf)
-                x = self.move(x, gradient, step, images)
+        for weight, penalty in self.weights:
+            found = self._run(inside, images, labels, wanted, weight, penalty, generator)
             with torch.no_grad():
-                best.offer(x, mean_margin(target.logits(x, None, self.draws, generator), labels))
+                best.offer(found, mean_margin(target.logits(found, None, self.draws, generator), labels))
         return best.images
+
+    def _run(
+        self,
+        target: Transparent,
+        images: Tensor,
+        labels: Tensor,
+        wanted: Tensor,
+        weight: float,
+        penalty: float,
+        generator: torch.Generator | None,
+    ) -> Tensor:
+        step = 2.5 * self.eps / self.steps if self.step is None else self.step
+        threshold = target.threshold(len(images))
+        scale = max(abs(threshold), 1e-12) if threshold < float("inf") else 1.0
+        unflagged, x = Best(target, images), self.start(images, True, generator)
+        first: Tensor | None = None
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                distance = (target.embed(leaf) - wanted).square().sum(1)
+                first = distance.detach().clamp_min(1e-12) if first is None else first
+                gap = margin(target.logits(leaf, "clean")[0], labels)
+                statistic = target.statistic(leaf)
+                excess = (statistic / scale - AIM).clamp_min(0)
+                objective = (weight * gap.clamp_max(self.kappa) - distance / first).mean() - penalty * excess
+                (gradient,) = torch.autograd.grad(objective, leaf)
+            if statistic.item() < threshold:
+                unflagged.offer(x, gap.detach())
+            x = self.move(x, gradient, step, images)
+        return unflagged.images if unflagged.score.isfinite().all() else x
 
     @torch.no_grad()
     def _models(self, target: Transparent, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -1,5 +1,6 @@
 """The same images, budget, steps and restarts for ours and for the authors' implementation: ours may not be weaker."""
 
+import pyautoattack
 import pytest
 import torch
 from torch import nn
@@ -12,8 +13,6 @@ from twoprong.attacks.pgd import PGD
 from twoprong.attacks.square import Square
 from twoprong.data.digits import load_digits
 from twoprong.seeds import generator, initialised
-
-pyautoattack = pytest.importorskip("pyautoattack")
 
 EPS = {"linf": 0.18, "l2": 0.9}
 STEPS, QUERIES, TARGETS = 25, 300, 4

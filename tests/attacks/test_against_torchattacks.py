@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torchattacks
 from torch import nn
 
 from twoprong.attacks.cw import CW
@@ -10,8 +11,6 @@ from twoprong.attacks.target import Plain
 from twoprong.data.digits import load_digits
 from twoprong.models.cnn import SmallCNN
 from twoprong.seeds import generator, initialised
-
-torchattacks = pytest.importorskip("torchattacks")
 
 IMAGES = 500
 POINT = 0.01  # by how much a robust accuracy of ours may lie above theirs: random starts differ

@@ -17,7 +17,7 @@ from twoprong.data.tensors import check_images, check_labels
 from twoprong.errors import InputError
 
 Model = Target | Callable[[Tensor], Tensor]
-CPU_IMAGES = 512  # images in one pass on a CPU, where running out of memory ends the process instead of raising
+CPU_VALUES = 2**18  # pixel values in one pass on a CPU: larger ones are slower, and running out of memory ends the process
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def loss_gradient(
     All draws are one forward and backward pass; they are split only where memory asks for it.
     """
     # Never one of many: it takes two draws to see that a route has no noise.
-    share = draws if images.is_cuda else min(draws, max(2, CPU_IMAGES // len(images)))
+    share = draws if images.is_cuda else min(draws, max(2, CPU_VALUES // images.numel()))
     while True:
         try:
             return _split_gradient(target, images, labels, loss, generator, route, draws, share)

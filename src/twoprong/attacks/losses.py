@@ -15,7 +15,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """max_{j≠y} z_j - z_y: positive exactly where the image is misclassified."""
+    """max_{j≠y} z_j - z_y: positive where the image is misclassified, zero for a tie."""
     column = _column(logits, labels)
     others = logits.scatter(-1, column, float("-inf")).amax(-1)
     return others - logits.gather(-1, column).squeeze(-1)

@@ -19,7 +19,7 @@ class Norm(ABC):
 
     @abstractmethod
     def random(self, images: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
-        """A perturbation drawn uniformly from the ball."""
+        """A random perturbation inside the ball: uniform for linf; of uniform direction and length for l2."""
 
     @abstractmethod
     def direction(self, gradient: Tensor) -> Tensor:
@@ -62,7 +62,8 @@ class L2(Norm):
     def random(self, images: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
         ray = torch.empty_like(images).normal_(generator=generator)
         radius = torch.empty_like(images[:, :1, :1, :1]).uniform_(0, 1, generator=generator)
-        return self.direction(ray) * eps * radius ** (1 / images[0].numel())
+        # A uniform draw from a ball of many dimensions lies on its surface, a poor place to start from.
+        return self.direction(ray) * eps * radius
 
     def direction(self, gradient: Tensor) -> Tensor:
         # Scaled to 1 first: a confident model's gradient is so small that its square, or SMALL, would swallow it.

@@ -104,7 +104,7 @@ def test_match_moves_features_to_those_of_the_paired_class(defense, classifier, 
     result = Match(eps=EPS, weights=((0.0, 0.0),))(defense, images, labels, generator(0, "match"))
     before = (defense.embed(images) - wanted).norm(dim=1).mean()
     after = (defense.embed(result.images) - wanted).norm(dim=1).mean()
-    assert after < 0.8 * before
+    assert after < 0.9 * before
 
 
 def test_an_odd_number_of_classes_is_paired_too():

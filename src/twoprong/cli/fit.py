@@ -68,7 +68,7 @@ def fit(
             model, images.train, config=settings, held_out=unseen, work=folder, resume=resume, progress=progress
         )
     size = min(100, defense.detector.batch_sizes[-1], len(images.test))
-    clean = score(defense, images.test, size, 1, generator(settings.seed, "fit summary"))
+    clean = score(defense, images.test, size, 1, generator(settings.seed, "fit summary", device=where))
     defense.about |= {
         "classes": list(images.classes),
         "data": images.name,

@@ -33,7 +33,7 @@ class Scores:
 def score(defense: Defense, data: Labelled, size: int, rounds: int, draw: torch.Generator) -> Scores:
     """Scores over batches of `size` from `rounds` random partitions of the images; leftovers of a partition are dropped.
 
-    Noise is drawn anew for every batch, so each image meets up to `rounds` draws.
+    Noise is drawn anew for every batch, so each image meets up to `rounds` draws. `draw` is on the images' device.
     """
     hits, flags, statistics, threshold = 0, 0, [], math.nan
     for _ in range(rounds):
@@ -50,7 +50,7 @@ def score(defense: Defense, data: Labelled, size: int, rounds: int, draw: torch.
 
 def partition(count: int, size: int, draw: torch.Generator) -> list[Tensor]:
     """Index batches of exactly `size`, every index at most once, in random order."""
-    return list(torch.randperm(count, generator=draw).split(size))[: count // size]
+    return list(torch.randperm(count, generator=draw, device=draw.device).split(size))[: count // size]
 
 
 def wilson(hits: int, count: int, z: float = 1.96) -> tuple[float, float]:

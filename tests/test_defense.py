@@ -128,3 +128,23 @@ def test_a_classifier_without_a_linear_layer_is_refused(defense):
     convolutional = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
     with pytest.raises(InputError, match="expected a classifier with a Linear layer"):
         Defense(convolutional, defense.detector, defense.denoiser, defense.config)
+
+
+def test_in_an_autocast_region_networks_are_in_half_precision_and_statistics_are_not(defense, digits):
+    """bf16 keeps eight bits of a number: features move by up to a hundredth of their size, and the kernel adds nothing."""
+    batch = digits.test.images[:100]
+    exact = defense(batch)
+    seen = []
+    hook = defense.classifier.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            coarse = defense(batch)
+            gram = defense.detector.kernel(defense.detector.reference, defense.detector.reference)
+            through = defense.logits(batch, "denoise", 2)
+    finally:
+        hook.remove()
+    assert set(seen) == {torch.bfloat16}
+    assert coarse.logits.dtype == through.dtype == torch.float32
+    assert torch.equal(gram, defense.detector.k_reference)
+    assert coarse.statistic == pytest.approx(exact.statistic, abs=0.1 * exact.threshold)
+    assert (coarse.labels == exact.labels).float().mean() >= 0.98

@@ -23,7 +23,7 @@ from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.errors import InputError
 from twoprong.models.dunet import DUNet
-from twoprong.models.features import Features, FeatureSource
+from twoprong.models.features import Features, FeatureSource, full
 from twoprong.purify.loss import add_noise
 
 log = logging.getLogger("twoprong")
@@ -88,7 +88,7 @@ class Defense(nn.Module):
         verdict, tested = self._judge(Sample(images, features))
         if verdict.adversarial:
             images = self.denoise(images, generator)
-            logits = self.classifier(images)
+            logits = full(self.classifier(images))
         return Decision(logits, images, verdict.adversarial, verdict.statistic, verdict.threshold, verdict.p_value, tested)
 
     decide = forward
@@ -104,8 +104,8 @@ class Defense(nn.Module):
             with torch.no_grad():
                 route = "denoise" if self._flags(images) else "clean"
         if route == "clean":
-            return self.classifier(images)[None]
-        many: Tensor = self.classifier(self.denoise(images.repeat(draws, 1, 1, 1), generator))
+            return full(self.classifier(images))[None]
+        many = full(self.classifier(self.denoise(images.repeat(draws, 1, 1, 1), generator)))
         return many.view(draws, len(images), -1)
 
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
@@ -127,7 +127,7 @@ class Defense(nn.Module):
         """The adversarial route up to the classifier: noise, denoiser, [0, 1]; differentiable in the images."""
         if generator is None:
             generator = torch.Generator(images.device).manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
-        denoised: Tensor = self.denoiser(add_noise(images, self.config.denoiser.sigma, generator))
+        denoised = full(self.denoiser(add_noise(images, self.config.denoiser.sigma, generator)))
         return denoised.clamp(0, 1)
 
     purify = denoise

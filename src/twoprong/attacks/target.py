@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.errors import InputError
+from twoprong.models.features import full
 
 Route = Literal["clean", "denoise"]
 
@@ -91,7 +92,7 @@ class Plain:
     def logits(
         self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
-        return self.model(images)[None]
+        return full(self.model(images))[None]
 
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         return 0 * images.sum()
@@ -101,13 +102,13 @@ class Plain:
 
     @torch.no_grad()
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> PlainOutcome:
-        return PlainOutcome(self.model(images))
+        return PlainOutcome(full(self.model(images)))
 
     def purify(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         return images
 
     def embed(self, images: Tensor) -> Tensor:
-        return self.model(images)
+        return full(self.model(images))
 
     def witness(self, images: Tensor, others: Tensor) -> Tensor:
         return 0 * images.flatten(1).sum(1)

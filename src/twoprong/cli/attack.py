@@ -16,7 +16,7 @@ from torch import Tensor
 from twoprong.attacks import ATTACKS, Attack, Partial
 from twoprong.attacks.base import Model
 from twoprong.cli.classifier import get_trained
-from twoprong.cli.device import Device, choose
+from twoprong.cli.device import Device, Precision, choose, computing
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.config import as_number, toml_value
 from twoprong.data.sources import load_data
@@ -50,6 +50,7 @@ def attack(
     data_root: Annotated[Path | None, typer.Option(help="Where cifar10's files are.")] = None,
     image_size: Annotated[int | None, typer.Option(min=4, help="Resize a directory's images to this square.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, typer.Option(help="Of the networks; bf16 is for GPUs.")] = Precision.fp32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary for machines.")] = False,
 ) -> None:
     """Attack a bundle, or a bare classifier, with whole batches of test images."""
@@ -59,7 +60,7 @@ def attack(
     model = _target(bundle, classifier, weights, bare, source, where)
     part = source.test[:images]
     start = time.perf_counter()
-    with progress_bars() as progress:
+    with progress_bars() as progress, computing(precision, where):
         batches = attack_batches(chosen, model, part, min(batch_size, len(part)), seed, progress)
     originals = part.images.cpu()
     summary = _summarise(name, chosen, batches, originals, time.perf_counter() - start)

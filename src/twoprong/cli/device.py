@@ -1,4 +1,4 @@
-"""The one place that chooses a device."""
+"""The one place that chooses a device and a precision."""
 
 from enum import StrEnum
 
@@ -11,6 +11,16 @@ class Device(StrEnum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Precision(StrEnum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+def computing(precision: Precision, device: torch.device) -> torch.autocast:
+    """A region in which networks run in the wished precision; kernels and statistics stay in float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16)
 
 
 def choose(device: Device) -> torch.device:

@@ -23,7 +23,7 @@ class DeepKernel(nn.Module):
     """k(x,z) = [(1 - β0)·s(φ(x), φ(z)) + β0]·q(x,z), with s and q Gaussian: exp(-d² / 2σ²); values in (0, 1].
 
     The three scalars are learned without constraint (log bandwidths, the logit of β0) and shown constrained.
-    Distances are computed in float32 or better, whatever the inputs are.
+    Everything here is computed in float32 or better, whatever the inputs are and even inside an autocast region.
     """
 
     def __init__(self, feature_bandwidth: float = 1.0, pixel_bandwidth: float = 1.0, beta0: float = 0.1) -> None:
@@ -51,9 +51,10 @@ class DeepKernel(nn.Module):
 
     def forward(self, x: Sample, z: Sample) -> Tensor:
         """The Gram matrix k(x_i, z_j), of shape (len(x), len(z))."""
-        similar = gaussian(squared_distances(x.features, z.features), self.feature_bandwidth)
-        near = gaussian(squared_distances(x.pixels, z.pixels), self.pixel_bandwidth)
-        return ((1 - self.beta0) * similar + self.beta0) * near
+        with torch.autocast(x.pixels.device.type, enabled=False):
+            similar = gaussian(squared_distances(x.features, z.features), self.feature_bandwidth)
+            near = gaussian(squared_distances(x.pixels, z.pixels), self.pixel_bandwidth)
+            return ((1 - self.beta0) * similar + self.beta0) * near
 
 
 def gaussian(squared: Tensor, bandwidth: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from twoprong.errors import InputError
@@ -38,9 +39,9 @@ class Features:
             self._layers = [layers[source]]
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (N, classes) and features (N, d); gradients flow through both."""
+        """Logits (N, classes) and features (N, d), never in half precision; gradients flow through both."""
         if callable(self.source):
-            return self.classifier(images), self.source(images).flatten(1)
+            return full(self.classifier(images)), full(self.source(images).flatten(1))
         heard: list[Any] = []
         caller = threading.get_ident()
 
@@ -60,4 +61,9 @@ class Features:
             raise InputError("features: the layer they come from did not run; name one that does (features='layer4')")
         if not isinstance(heard[0], Tensor):
             raise InputError(f"features: expected layer {self.source!r} to give a tensor, got {type(heard[0]).__name__}")
-        return logits, heard[0].flatten(1)
+        return full(logits), full(heard[0].flatten(1))
+
+
+def full(values: Tensor) -> Tensor:
+    """Half precision, as it comes out of an autocast region, widened to float32; anything else as it is."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

@@ -37,6 +37,7 @@ MANIFEST = "manifest.json"
 CARD = "README.md"
 TENSOR_FILES = ("classifier.safetensors", "detector.safetensors", "denoiser.safetensors")
 BLANK = "0" * 64
+KEYS = {"files": dict, "preprocessing": dict, "classifier": dict, "thresholds": list, "config": dict, "about": dict}
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,9 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise BundleError(f"{file}: format {version!r}, this version of twoprong reads format {FORMAT}; fit again")
     if not isinstance(digest, str) or len(digest) != 64 or _digest(raw.replace(digest.encode(), BLANK.encode())) != digest:
         raise BundleError(f"{file}: damaged, its content does not match its digest")
+    missing = [key for key in KEYS if not isinstance(manifest.get(key), KEYS[key])]
+    if missing:
+        raise BundleError(f"{file}: {', '.join(missing)} missing or of another kind than format {FORMAT} has")
     names = set(manifest["files"])
     if not {*TENSOR_FILES[1:], CARD} <= names <= {*TENSOR_FILES, CARD}:
         raise BundleError(f"{file}: expected the files {', '.join([*TENSOR_FILES, CARD])}, it lists {sorted(names)}")
@@ -131,6 +135,8 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
         raise BundleError(f"{root / MANIFEST}: settings that this version does not know ({error})") from error
     classifier = _classifier(root, manifest["classifier"], classifier)
     source = manifest["features"]
+    if source != "callable" and features is not None:
+        raise BundleError(f"{root}: fitted on the features of {source or 'the last Linear layer'}; leave features= out")
     if source == "callable" and features is None:
         raise BundleError(f"{root}: fitted with a callable for features; pass the same one: load(..., features=...)")
     state = _tensors(root / "detector.safetensors")
@@ -141,7 +147,7 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
     denoiser = DUNet(manifest["preprocessing"]["channels"], config.denoiser.width)
     _fill(denoiser, root / "denoiser.safetensors")
     denoiser = channels_last(denoiser).requires_grad_(False)
-    return Parts(classifier, detector, denoiser, config, features or source, manifest["about"])
+    return Parts(classifier, detector, denoiser, config, features if source == "callable" else source, manifest["about"])
 
 
 def _describe(parts: Parts, spec: ModelSpec | None) -> dict[str, Any]:

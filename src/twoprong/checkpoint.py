@@ -1,5 +1,6 @@
 """Training that survives a kill: everything a loop needs to go on, in one atomic safetensors file, no pickle."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.storage import load_tensors, save_tensors
+
+log = logging.getLogger("twoprong")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Checkpoint:
             return 0
         tensors, metadata = load_tensors(self.path)
         if metadata.get("key") != self.key:
+            log.warning("%s was made with other settings or data: starting this stage anew", self.path)
             return 0
         model.load_state_dict(_below("model.", tensors))
         _fill(optimiser, _below("optimiser.", tensors))

@@ -93,7 +93,7 @@ class DetectorConfig(Settings):
 class DenoiserConfig(Settings):
     """Algorithm 2."""
 
-    width: Positive = 1.0
+    width: Annotated[Number, Field(gt=0, le=8)] = 1.0
     epochs: Count = 60
     batch_size: Annotated[int, Field(ge=2, strict=True)] = 500
     lr: Positive = 1e-3

@@ -181,7 +181,7 @@ class Defense(nn.Module):
                 f"images: expected (channels, height, width) = {expected}, as this defence was fitted on, "
                 f"got {tuple(images.shape[1:])}; convert or resize them, or fit on such images"
             )
-        return images
+        return images.to(self.detector.reference_pixels.dtype)
 
 
 def load(

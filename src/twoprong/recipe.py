@@ -27,6 +27,8 @@ from twoprong.progress import Progress, silent
 from twoprong.purify.train import train_denoiser
 from twoprong.storage import fingerprint
 
+CHECKPOINTS = "checkpoints"  # the sub-directory of the working directory that is ours to delete
+
 Images = Tensor | np.ndarray | Labelled | Dataset[Any] | DataLoader[Any]
 
 
@@ -56,7 +58,13 @@ def fit(
     data = as_labelled(images, labels)
     with evaluating(classifier):
         _check_classifier(extract, data)
-        parts = split(data, config.splits, config.seed, None if held_out is None else as_labelled(held_out))
+        unseen = None if held_out is None else as_labelled(held_out)
+        if unseen is not None and unseen.images.shape[1:] != data.images.shape[1:]:
+            raise InputError(
+                f"held_out: expected images of {tuple(data.images.shape[1:])}, like the others, "
+                f"got {tuple(unseen.images.shape[1:])}"
+            )
+        parts = split(data, config.splits, config.seed, unseen)
         folder = None if work is None else Path(work)
 
         hard = craft(classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
@@ -65,8 +73,9 @@ def fit(
 
         hard = craft(classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
         clean_sample = sample(extract, parts.denoiser.images)
-        key = fingerprint(kernel, classifier, hard, parts.denoiser.labels, config.denoiser.model_dump(), config.seed)
-        checkpoint = Checkpoint(None if folder is None else folder / "denoiser.safetensors", key, resume)
+        settings = [config.denoiser.model_dump(), config.seed, hard.device.type]
+        key = fingerprint(kernel, classifier, hard, parts.denoiser.labels, settings)
+        checkpoint = Checkpoint(None if folder is None else folder / CHECKPOINTS / "denoiser.safetensors", key, resume)
         denoiser = train_denoiser(
             clean_sample,
             hard,
@@ -105,8 +114,10 @@ def train_named(
     So reference and calibration images are unseen by the classifier too.
     """
     part = split(data, config.splits, config.seed).denoiser
-    key = fingerprint(name, classes, part.images, part.labels, config.classifier.model_dump(), config.seed)
-    checkpoint = Checkpoint(None if work is None else Path(work) / "classifier.safetensors", key, resume)
+    key = fingerprint(
+        name, classes, part.images, part.labels, config.classifier.model_dump(), config.seed, part.images.device.type
+    )
+    checkpoint = Checkpoint(None if work is None else Path(work) / CHECKPOINTS / "classifier.safetensors", key, resume)
     return train_classifier(name, classes, part, config.classifier, config.seed, checkpoint, progress)
 
 

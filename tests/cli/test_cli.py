@@ -75,7 +75,7 @@ def test_fit_writes_a_bundle_and_a_summary_for_machines(fitted):
     defense = tp.load(folder / "bundle")
     assert defense.config.denoiser.epochs == 1
     assert defense.about["classes"] == list("0123456789")
-    assert not list((folder / "bundle.work").glob("*.safetensors")), "checkpoints are left behind"
+    assert not (folder / "bundle.work" / "checkpoints").exists()
 
 
 def test_fit_does_not_touch_a_bundle_that_is_there(fitted):
@@ -225,8 +225,17 @@ def test_attack_on_some_slots_reports_what_became_of_them(fitted):
     folder, _ = fitted
     arguments = ("--data", "digits", "--attack", "fgsm", "--eps", "0.2", "--images", "40", "--slots", "10%", "--json")
     summary = json.loads(twoprong("attack", "bundle", *arguments, cwd=folder).stdout)
-    assert summary["images_changed"] == 4
-    assert 0 <= summary["accuracy_on_changed"] <= 1
+    assert summary["slots_attacked"] == summary["images_changed"] == 4
+    whole = (4 * summary["accuracy_on_slots"] + 36 * summary["accuracy_on_others"]) / 40
+    assert summary["accuracy"] == pytest.approx(whole)
+
+
+def test_a_work_directory_with_other_peoples_files_keeps_them(tmp_path):
+    (tmp_path / "fast.toml").write_text(FAST)
+    (tmp_path / "precious.safetensors").write_bytes(b"years of work")
+    run = twoprong(*DIGITS, "--config", "fast.toml", "--work", ".", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "precious.safetensors").read_bytes() == b"years of work"
 
 
 @pytest.mark.parametrize(
@@ -241,6 +250,10 @@ def test_attack_on_some_slots_reports_what_became_of_them(fitted):
         (("--attack", "pgd"), "BUNDLE"),
         (("--attack", "pgd", "--classifier", "cnn"), "--weights"),
         (("nowhere", "--attack", "pgd"), "no such bundle"),
+        (("bundle", "--attack", "pgd", "--images", "21", "--batch-size", "20"), "one of 1 cannot be tested"),
+        (("bundle", "--attack", "pgd", "--images", "300", "--batch-size", "300"), "one of 300 cannot be tested"),
+        (("bundle", "--attack", "evade", "--set", "penalties=5"), "penalties: expected a list"),
+        (("bundle", "--attack", "pgd", "--set", "random_start=7"), "random_start: expected true or false"),
     ],
 )
 def test_mistakes_about_attacks_are_said(fitted, arguments, message):

@@ -18,7 +18,7 @@ def pets(tmp_path):
 
 
 def test_digits_by_name():
-    assert torch.equal(load_data("digits", seed=5).test.images, load_digits().test.images)
+    assert torch.equal(load_data("digits").test.images, load_digits().test.images)
 
 
 def test_cifar10_by_name(tmp_path):
@@ -35,10 +35,10 @@ def test_cifar10_asks_for_its_place():
 
 
 def test_a_folder_by_path_with_its_settings(pets):
-    data = load_data(str(pets), image_size=2, seed=1)
+    data = load_data(str(pets), image_size=2)
     assert data.name == "pets"
     assert data.train.images.shape == (16, 1, 2, 2)
-    assert not torch.equal(data.test.images, load_data(str(pets), image_size=2, seed=2).test.images)
+    assert data.train.labels.tolist() not in ([0] * 8 + [1] * 8, [1] * 8 + [0] * 8), "neighbours would be of one class"
     (pets / "cat" / "bad.png").touch()
     with pytest.raises(DataError, match=r"bad\.png"):
         load_data(str(pets), strict=True)

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,6 +64,10 @@ class Attack(ABC):
                 continue
             if (kind is float or field.default is None) and not (number and 0 <= value < float("inf")):
                 raise InputError(f"{field.name}: expected a number of 0 or more, got {value!r}")
+            if kind is bool and not isinstance(value, bool):
+                raise InputError(f"{field.name}: expected true or false, got {value!r}")
+            if kind is tuple and not _alike(value, field.default):
+                raise InputError(f"{field.name}: expected a list such as {field.default}, got {value!r}")
             if kind is int and not (number and isinstance(value, int) and value >= 1):
                 raise InputError(f"{field.name}: expected a whole number of 1 or more, got {value!r}")
 
@@ -99,6 +103,13 @@ class Attack(ABC):
     def move(self, x: Tensor, gradient: Tensor, step: float, images: Tensor) -> Tensor:
         """One projected step up the gradient."""
         return self.ball.project(x + step * self.ball.direction(gradient), images, self.eps)
+
+
+def _alike(value: object, default: Any) -> bool:
+    """Whether `value` is built like a tuple of numbers, or of tuples of numbers, that is not empty."""
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and len(value) > 0 and all(_alike(part, default[0]) for part in value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Best:

@@ -1,6 +1,7 @@
 """`evade`: be misclassified on the clean route, and pass the test."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ AIM = 0.9  # stay below this share of the threshold, so that rounding does not f
 class Evade(Attack):
     """Ascend the loss of the clean route with the statistic held below the threshold t; the best unflagged iterate is kept.
 
-    Three ways, each with CE and margin: a Lagrangian, loss - λ·relu(statistic/t - 0.9), for every λ of `penalties`; the same
-    with a negative λ, which asks to be flagged and ascends the loss of the denoiser's route instead; and selective
+    Three ways, each with CE and margin: a Lagrangian, loss - λ·relu((statistic - 0.9·t)/t), for every λ of `penalties`;
+    the same with a negative λ, which asks to be flagged and ascends the loss of the denoiser's route instead; and selective
     gradients: below the threshold ascend the loss orthogonally to the statistic, above it descend the statistic
     orthogonally to the loss. All are tried, and the batch that does best when deployed is returned.
     """
@@ -51,8 +52,7 @@ class Evade(Attack):
     ) -> Tensor:
         """One run; `penalty` None is the selective form. The best iterate on the wanted side of the threshold."""
         step = 2.5 * self.eps / self.steps if self.step is None else self.step
-        threshold = target.threshold(len(images))
-        scale = max(abs(threshold), 1e-12) if threshold < float("inf") else 1.0
+        gauge = Gauge.of(target, images)
         hide = penalty is None or penalty > 0
         best, x = Best(target, images), self.start(images, True, generator)
         for _ in range(self.steps):
@@ -60,15 +60,38 @@ class Evade(Attack):
                 target, x, labels, loss, generator, "clean" if hide else "denoise", 1 if hide else self.draws
             )
             statistic, slope = _statistic(target, x)
-            if (statistic < threshold) == hide:
+            if (statistic < gauge.threshold) == hide:
                 best.offer(x, score)
-            gradient, excess = gradient / len(images), statistic / scale - AIM
+            gradient, excess = gradient / len(images), gauge.excess(statistic)
             if penalty is None:
                 gradient = _orthogonal(gradient, slope, excess < 0)
             elif excess > 0 or not hide:
-                gradient = gradient - penalty * slope / scale
+                gradient = gradient - penalty * slope / gauge.scale
             x = self.move(x, gradient, step, images)
+        with torch.no_grad():
+            if (target.statistic(x).item() < gauge.threshold) == hide:
+                logits = target.logits(x, "clean" if hide else "denoise", self.draws, generator)
+                best.offer(x, mean_margin(logits, labels))
         return best.images
+
+
+class Gauge(NamedTuple):
+    """How far a statistic is above where it should be, in units of the threshold (or of the clean batch's statistic)."""
+
+    threshold: float
+    scale: float
+
+    @classmethod
+    def of(cls, target: Target, images: Tensor) -> "Gauge":
+        threshold = target.threshold(len(images))
+        if threshold == float("inf"):
+            return cls(threshold, 1.0)
+        with torch.no_grad():
+            return cls(threshold, max(abs(threshold), abs(target.statistic(images).item()), 1e-6))
+
+    def excess(self, statistic: "float | Tensor") -> Any:
+        """Positive when the statistic is above the threshold less a tenth of the scale."""
+        return (statistic - self.threshold) / self.scale + (1 - AIM)
 
 
 def _statistic(target: Target, images: Tensor) -> tuple[float, Tensor]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best
-from twoprong.attacks.evade import AIM
+from twoprong.attacks.evade import Gauge
 from twoprong.attacks.losses import margin, mean_margin
 from twoprong.attacks.target import Target, Transparent, transparent
 
@@ -15,9 +15,9 @@ from twoprong.attacks.target import Target, Transparent, transparent
 class Match(Attack):
     """Classes are paired, and every image is moved to the features of a clean image of the other class of its pair.
 
-    It ascends w·min(margin, κ) - |φ(x) - φ(r)|² / d² - λ·relu(statistic/t - 0.9), where r is an image that the classifier
-    puts into the wanted class (from the reference; from the batch where there is none) and d the first distance, once for
-    every (w, λ) of `weights`. The best unflagged iterate of each run is kept, or the last one where none passes.
+    It ascends w·min(margin, κ) - |φ(x) - φ(r)|² / d² - λ·relu((statistic - 0.9·t)/t), where r is an image that is
+    classified into the wanted class (from the reference; from the batch where there is none) and d the first distance, once
+    for every (w, λ) of `weights`. The best unflagged iterate of each run is kept, or the last one where none passes.
     """
 
     steps: int = 60
@@ -47,8 +47,7 @@ class Match(Attack):
         generator: torch.Generator | None,
     ) -> Tensor:
         step = 2.5 * self.eps / self.steps if self.step is None else self.step
-        threshold = target.threshold(len(images))
-        scale = max(abs(threshold), 1e-12) if threshold < float("inf") else 1.0
+        gauge = Gauge.of(target, images)
         unflagged, x = Best(target, images), self.start(images, True, generator)
         first: Tensor | None = None
         for _ in range(self.steps):
@@ -58,12 +57,15 @@ class Match(Attack):
                 first = distance.detach().clamp_min(1e-12) if first is None else first
                 gap = margin(target.logits(leaf, "clean")[0], labels)
                 statistic = target.statistic(leaf)
-                excess = (statistic / scale - AIM).clamp_min(0)
+                excess = gauge.excess(statistic).clamp_min(0)
                 objective = (weight * gap.clamp_max(self.kappa) - distance / first).mean() - penalty * excess
                 (gradient,) = torch.autograd.grad(objective, leaf)
-            if statistic.item() < threshold:
+            if statistic.item() < gauge.threshold:
                 unflagged.offer(x, gap.detach())
             x = self.move(x, gradient, step, images)
+        with torch.no_grad():
+            if target.statistic(x).item() < gauge.threshold:
+                unflagged.offer(x, margin(target.logits(x, "clean")[0], labels))
         return unflagged.images if unflagged.score.isfinite().all() else x
 
     @torch.no_grad()

@@ -8,17 +8,15 @@ from torch import Tensor
 
 from twoprong.attacks.base import Attack
 from twoprong.attacks.pgd import PGD
-from twoprong.attacks.target import Outcome, PlainOutcome, Route, Target
+from twoprong.attacks.target import Outcome, PlainOutcome, Route, Target, transparent
 from twoprong.errors import InputError
 
 
 class Slots:
     """A Target seen by somebody who controls some slots of the batch: what goes in and what is scored are those slots."""
 
-    coupled = True
-
     def __init__(self, target: Target, images: Tensor, slots: Tensor) -> None:
-        self.target, self.images, self.slots = target, images, slots
+        self.target, self.images, self.slots, self.coupled = target, images, slots, target.coupled
 
     def whole(self, mine: Tensor) -> Tensor:
         """The full batch with the controlled slots filled in."""
@@ -40,6 +38,10 @@ class Slots:
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Outcome:
         whole = self.target.decide(self.whole(images), generator)
         return PlainOutcome(whole.logits[self.slots], whole.adversarial, whole.statistic, whole.threshold)
+
+    def witness(self, images: Tensor, others: Tensor) -> Tensor:
+        """Conspicuousness in the whole batch, whatever part of it the attack knows."""
+        return transparent(self.target).witness(images, self.images)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)

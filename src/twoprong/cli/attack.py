@@ -1,7 +1,7 @@
 """`twoprong attack`."""
 
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import typer
 from PIL import Image
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from twoprong.cli.device import Device, Precision, choose, computing
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.config import as_number, toml_value
 from twoprong.data.sources import load_data
-from twoprong.defense import load
+from twoprong.defense import Defense, load
 from twoprong.errors import InputError
 from twoprong.evaluate.attacked import Attacked, attack_batches
 from twoprong.evaluate.measure import wilson
@@ -56,14 +57,25 @@ def attack(
     """Attack a bundle, or a bare classifier, with whole batches of test images."""
     chosen = make_attack(name, eps, norm, assignments or [], slots)
     where = choose(device)
-    source = load_data(data, data_root, image_size, seed=seed).to(where)
+    source = load_data(data, data_root, image_size).to(where)
     model = _target(bundle, classifier, weights, bare, source, where)
     part = source.test[:images]
+    size = min(batch_size, len(part))
+    _check_sizes(model, len(part), size)
+    for place in (file and file.parent, pictures):
+        if place is not None:
+            place.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    with progress_bars() as progress, computing(precision, where):
-        batches = attack_batches(chosen, model, part, min(batch_size, len(part)), seed, progress)
+    with progress_bars() as progress:
+        batches = attack_batches(chosen, model, part, size, seed, progress, computing(precision, where))
     originals = part.images.cpu()
-    summary = _summarise(name, chosen, batches, originals, time.perf_counter() - start)
+    summary = {
+        **_summarise(name, chosen, batches, originals, time.perf_counter() - start),
+        "seed": seed,
+        "batch_size": size,
+        "precision": precision.value,
+        "settings": json_settings(chosen),
+    }
     if file is not None:
         _write(file, batches, originals)
     if pictures is not None:
@@ -73,7 +85,7 @@ def attack(
         return
     table = Table(show_header=False, title=f"{name} on {bundle or classifier}{' (bare)' if bare else ''}")
     for key, value in summary.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else escape(str(value)))
     out.print(table)
 
 
@@ -93,7 +105,9 @@ def make_attack(name: str, eps: str, norm: str, assignments: list[str], slots: s
                 f"--set {assignment}: expected KEY=VALUE with a setting of {name}: {', '.join(known) or 'none'}"
             )
         value = toml_value(text)
-        settings[key] = tuple(value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            value = tuple(tuple(part) if isinstance(part, list) else part for part in value)
+        settings[key] = _number(f"--set {key}", value) if isinstance(value, str) and "/" in value else value
     chosen = ATTACKS[name](**settings)
     if slots is None:
         return chosen
@@ -118,13 +132,47 @@ def _target(
         assert given is not None
         return given
     defense = load(bundle, given, device=where)
+    expected, got = tuple(defense.detector.reference_pixels.shape[1:]), tuple(source.test.images.shape[1:])
+    if expected != got:
+        raise InputError(f"--data: expected images of {expected}, as {bundle} was fitted on, got {got}")
+    classes = defense.about.get("classes")
+    if classes is not None and list(source.classes) != list(classes):
+        raise InputError(
+            f"--data: expected the classes {', '.join(classes)}, as in {bundle}, got {', '.join(source.classes)}"
+        )
     return defense.classifier if bare else defense
+
+
+def _check_sizes(model: Model, count: int, size: int) -> None:
+    """Say before the work that a batch cannot be tested, not after it."""
+    if isinstance(model, Defense):
+        allowed = model.detector.batch_sizes
+        for batch in {size, count % size or size}:
+            if batch not in allowed:
+                raise InputError(
+                    f"--images {count} in batches of {size}: one of {batch} cannot be tested, only {allowed[0]} to "
+                    f"{allowed[-1]}; choose other --images or --batch-size"
+                )
+
+
+def json_settings(chosen: Attack) -> dict[str, Any]:
+    """An attack's settings as they go into a file; a partial attack's are its inner one's and the share."""
+    inner = chosen.attack if isinstance(chosen, Partial) else chosen
+    return asdict(inner) | ({"share": chosen.share} if isinstance(chosen, Partial) else {})
 
 
 def _summarise(name: str, chosen: Attack, batches: list[Attacked], originals: Tensor, seconds: float) -> dict[str, Any]:
     count = len(originals)
     per_image = torch.cat([batch.correct.double().mean(0) for batch in batches]).cpu()
     changed = (torch.cat([batch.result.images for batch in batches]).cpu() != originals).flatten(1).any(1)
+    slots = torch.cat([batch.slots for batch in batches]).cpu()
+    partial = {}
+    if not slots.all():
+        partial = {
+            "slots_attacked": int(slots.sum()),
+            "accuracy_on_slots": per_image[slots].mean().item(),
+            "accuracy_on_others": per_image[~slots].mean().item(),
+        }
     correct = per_image.sum().item()
     low, high = wilson(round(correct), count)
     return {
@@ -137,15 +185,15 @@ def _summarise(name: str, chosen: Attack, batches: list[Attacked], originals: Te
         "accuracy_interval": [low, high],
         "accuracy_worst_draw": sum(batch.worst_draw * len(batch.labels) for batch in batches) / count,
         "images_changed": int(changed.sum()),
-        "accuracy_on_changed": per_image[changed].mean().item() if changed.any() else None,
-        "batches_flagged": sum(batch.result.flagged for batch in batches),
+        **partial,
+        "batches_flagged": sum(batch.flagged for batch in batches),
         "queries_per_image": sum(batch.result.queries for batch in batches) / count,
         "seconds": round(seconds, 1),
     }
 
 
 def _write(file: Path, batches: list[Attacked], originals: Tensor) -> None:
-    """The .npz: images, originals, labels, correct (draws x images), and per image its batch, flag and statistic."""
+    """The .npz: images, originals, labels, correct (draws x images), and per image its batch, slot, flag and statistic."""
     numbers = [torch.full((len(batch.labels),), number) for number, batch in enumerate(batches)]
     columns = {
         "images": torch.cat([batch.result.images for batch in batches]),
@@ -153,8 +201,9 @@ def _write(file: Path, batches: list[Attacked], originals: Tensor) -> None:
         "labels": torch.cat([batch.labels for batch in batches]),
         "correct": torch.cat([batch.correct for batch in batches], 1),
         "batch": torch.cat(numbers),
-        "flagged": torch.tensor([batch.result.flagged for batch in batches for _ in batch.labels]),
-        "statistic": torch.tensor([batch.result.statistic for batch in batches for _ in batch.labels]),
+        "slots": torch.cat([batch.slots for batch in batches]),
+        "flagged": torch.tensor([batch.flagged for batch in batches for _ in batch.labels]),
+        "statistic": torch.tensor([batch.statistic for batch in batches for _ in batch.labels]),
     }
 
     arrays: dict[str, Any] = {name: column.cpu().numpy() for name, column in columns.items()}
@@ -168,7 +217,6 @@ def _write(file: Path, batches: list[Attacked], originals: Tensor) -> None:
 
 def _strips(folder: Path, originals: Tensor, attacked: Tensor, batches: list[Attacked], count: int = 10) -> None:
     """For the first images of every batch: a PNG with rows original, attacked, difference x10 around grey."""
-    folder.mkdir(parents=True, exist_ok=True)
     start = 0
     for number, batch in enumerate(batches):
         rows = slice(start, start + min(count, len(batch.labels)))

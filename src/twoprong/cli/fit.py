@@ -1,5 +1,6 @@
 """`twoprong fit`."""
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,9 @@ from twoprong.cli.device import Device, choose
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.config import PRESETS, load_config
 from twoprong.data.sources import load_data
-from twoprong.evaluate.measure import score
+from twoprong.evaluate.measure import Scores, score
 from twoprong.models.train import accuracy
+from twoprong.recipe import CHECKPOINTS
 from twoprong.recipe import fit as fit_defense
 from twoprong.seeds import generator
 
@@ -51,14 +53,13 @@ def fit(
     check_target(bundle, overwrite)
     settings = load_config(config, assignments or (), base=PRESETS.get(data))
     where = choose(device)
-    images = load_data(data, data_root, image_size, strict, settings.seed).to(where)
+    images = load_data(data, data_root, image_size, strict).to(where)
     unseen = None
     if held_out is not None:
-        unseen = load_data(str(held_out), None, image_size, strict, settings.seed).everything().to(where)
+        unseen = load_data(str(held_out), None, image_size, strict).everything().to(where)
     folder = work or bundle.with_name(f"{bundle.name}.work")
     if not resume:
-        for stale in folder.glob("*.safetensors"):
-            stale.unlink()
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bars() as progress:
         model = get_classifier(classifier, weights, images, settings, folder, resume, progress)
@@ -67,30 +68,34 @@ def fit(
         defense = fit_defense(
             model, images.train, config=settings, held_out=unseen, work=folder, resume=resume, progress=progress
         )
-    size = min(100, defense.detector.batch_sizes[-1], len(images.test))
-    clean = score(defense, images.test, size, 1, generator(settings.seed, "fit summary", device=where))
-    defense.about |= {
-        "classes": list(images.classes),
-        "data": images.name,
-        "measured": {
-            f"clean accuracy on {clean.batches * size:,} test images, bare / defended": f"{bare:.2%} / {clean.defended:.2%}",
-            f"false alarms, {clean.batches} clean test batches of {size}": f"{clean.flagged:.1%}",
-        },
-    }
+    defense.about |= {"classes": list(images.classes), "data": images.name}
+    sizes = defense.detector.batch_sizes
+    size = max(sizes[0], min(100, sizes[-1], len(images.test)))
+    clean = None
+    if len(images.test) >= size:
+        clean = score(defense, images.test, size, 1, generator(settings.seed, "fit summary", device=where))
+        defense.about["measured"] = {
+            f"clean accuracy of the bare classifier on {len(images.test):,} test images": f"{bare:.2%}",
+            f"clean accuracy defended, {clean.batches} test batches of {size}": f"{clean.defended:.2%}",
+            "false alarms among these batches": f"{clean.flagged:.1%}",
+        }
     defense.save(bundle, overwrite)
-    for finished in folder.glob("*.safetensors"):
-        finished.unlink()
-    _report(bundle, folder, bare, clean.defended, clean.flagged, as_json)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+    _report(bundle, folder, bare, clean, as_json)
 
 
-def _report(bundle: Path, folder: Path, bare: float, defended: float, false_alarms: float, as_json: bool) -> None:
+def _report(bundle: Path, folder: Path, bare: float, clean: Scores | None, as_json: bool) -> None:
     if as_json:
-        print_json({"bundle": str(bundle), "clean_bare": bare, "clean_defended": defended, "false_alarm_rate": false_alarms})
+        measured = {"clean_defended": clean.defended, "false_alarm_rate": clean.flagged} if clean else {}
+        print_json({"bundle": str(bundle), "clean_bare": bare, **measured})
         return
+    defended = (
+        f", {clean.defended:.2%} defended, {clean.flagged:.1%} false alarms" if clean else " (too few to test a batch)"
+    )
     kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     out.print(
-        f"[bold]{escape(str(bundle))}[/bold]: clean accuracy {bare:.2%} bare, {defended:.2%} defended, "
-        f"{false_alarms:.1%} false alarms\nLook inside: twoprong inspect {escape(str(bundle))}\n"
+        f"[bold]{escape(str(bundle))}[/bold]: clean accuracy {bare:.2%} bare{defended}\n"
+        f"Look inside: twoprong inspect {escape(str(bundle))}\n"
         f"Crafted examples ({kept / 1e6:.1f} MB) stay in {escape(str(folder))} for the next run; delete them freely.",
         highlight=False,
     )

@@ -21,11 +21,11 @@ HELD_OUT = 5
 log = logging.getLogger("twoprong")
 
 
-def load_folder(root: Path, image_size: int | None, strict: bool, seed: int) -> ImageData:
+def load_folder(root: Path, image_size: int | None, strict: bool) -> ImageData:
     """The pictures under `root` as tensors, classes sorted by name.
 
     With `train` and `test` sub-folders (of the same classes) those are the two parts; otherwise a fifth of each class,
-    drawn by `seed`, is held out as test. Grayscale if every picture is, else RGB (transparency shown on white).
+    always the same, is held out as test. Grayscale if every picture is, else RGB (transparency shown on white).
     `image_size` resizes the shorter side and crops the centre; without it all pictures must have one size.
 
     Pictures that cannot be read are named in a warning and left out, or, if `strict`, raise DataError. So do fewer than
@@ -50,7 +50,7 @@ def load_folder(root: Path, image_size: int | None, strict: bool, seed: int) -> 
                     "add some or remove the class"
                 )
     if parts == (root,):
-        held = [_hold_out(found, seed, name) for name, found in zip(classes, pictures[root], strict=True)]
+        held = [_hold_out(found, name) for name, found in zip(classes, pictures[root], strict=True)]
         train, test = [kept for kept, _ in held], [out for _, out in held]
     else:
         train, test = pictures.values()
@@ -157,10 +157,10 @@ class _Reader:
             )
 
 
-def _hold_out(found: list[np.ndarray], seed: int, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """(train, test): a fifth of one class, at least one picture, chosen by seed and class name."""
+def _hold_out(found: list[np.ndarray], name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(train, test): a fifth of one class, at least one picture, chosen by class name and number of pictures."""
     count = max(1, round(len(found) / HELD_OUT))
-    out = set(torch.randperm(len(found), generator=generator(seed, "folder", name))[:count].tolist())
+    out = set(torch.randperm(len(found), generator=generator(0, "folder", name))[:count].tolist())
     return (
         [picture for index, picture in enumerate(found) if index not in out],
         [found[index] for index in sorted(out)],

@@ -4,11 +4,14 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
+import torch
+
 from twoprong.data.cifar10 import load_cifar10
 from twoprong.data.digits import load_digits
 from twoprong.data.folder import load_folder
-from twoprong.data.tensors import ImageData
+from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import DataError, InputError
+from twoprong.seeds import generator
 
 
 def _digits(root: Path | None) -> ImageData:
@@ -29,13 +32,12 @@ def _cifar10(root: Path | None) -> ImageData:
 SOURCES: dict[str, Callable[[Path | None], ImageData]] = {"digits": _digits, "cifar10": _cifar10}
 
 
-def load_data(
-    source: str, root: Path | None = None, image_size: int | None = None, strict: bool = False, seed: int = 0
-) -> ImageData:
+def load_data(source: str, root: Path | None = None, image_size: int | None = None, strict: bool = False) -> ImageData:
     """The data set called `source`, or the folder of that path (a folder named like a source: write './digits').
 
-    `root` is for named sources that live on disk; `image_size`, `strict` and `seed` (for the held-out fifth) are for
-    folders. Raises DataError for what cannot be found or read, InputError for an argument the source has no use for.
+    `root` is for named sources that live on disk; `image_size` and `strict` are for folders, whose pictures come in an
+    order that does not depend on their classes. Raises DataError for what cannot be found or read, InputError for an
+    argument that the source has no use for.
     """
     if source in SOURCES:
         if image_size is not None:
@@ -49,7 +51,13 @@ def load_data(
         raise DataError(f"data: {_unknown(source, folder)}")
     if root is not None:
         raise InputError(f"data root: expected none beside the folder {source}, got {root}; leave out --data-root")
-    return load_folder(folder, image_size, strict, seed)
+    data = load_folder(folder, image_size, strict)
+    return ImageData(data.name, _mixed(data.train), _mixed(data.test), data.classes)
+
+
+def _mixed(part: Labelled) -> Labelled:
+    """A folder is read class by class; a batch of neighbours would be a batch of one class."""
+    return part[torch.randperm(len(part), generator=generator(0, "folder order"))]
 
 
 def _unknown(source: str, folder: Path) -> str:

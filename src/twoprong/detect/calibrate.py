@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from twoprong.errors import InputError
 from twoprong.progress import Progress, silent
 
 BATCHES = 5000  # batches drawn per size: their quantile misses the wanted rate of 5 % by ± 0.3 points (one sigma)
@@ -36,7 +37,12 @@ class Thresholds(NamedTuple):
     central: Tensor
 
     def at(self, size: int) -> float:
-        """The threshold in force for a batch of `size`, linear in 1/size between measured sizes."""
+        """The threshold in force for a batch of `size`, linear in 1/size between measured sizes; InputError beyond."""
+        if not len(self.sizes) or not self.sizes[0] <= size <= self.sizes[-1]:
+            known = (
+                f"{int(self.sizes[0])} to {int(self.sizes[-1])} images" if len(self.sizes) else "no size: calibrate first"
+            )
+            raise InputError(f"batch of {size} image{'s' * (size != 1)}: expected {known}, the sizes that are calibrated")
         return _interpolate(size, self.sizes, self.upper)
 
 

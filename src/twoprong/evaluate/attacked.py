@@ -1,11 +1,14 @@
 """An attack over a data set, batch by batch, scored on fresh draws of the defence's noise."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, AttackResult, Model, evaluating
+from twoprong.attacks.partial import Partial
 from twoprong.attacks.target import as_target
 from twoprong.data.tensors import Labelled
 from twoprong.progress import Progress, silent
@@ -16,11 +19,18 @@ DRAWS = 10  # noise draws that every attacked batch is scored on
 
 @dataclass(frozen=True)
 class Attacked:
-    """One batch after an attack. `correct` (draws, N) says who was classified correctly in each draw of the noise."""
+    """One batch after an attack. `correct` (draws, N) says who was classified correctly in each draw of the noise.
+
+    `slots` marks the images that the attacker controlled: all of them, but for a partial attack. `flagged` and `statistic`
+    are the deployed object's, in its own precision, whatever the attack computed in.
+    """
 
     result: AttackResult
     labels: Tensor
     correct: Tensor
+    slots: Tensor
+    flagged: bool
+    statistic: float
 
     @property
     def accuracy(self) -> float:
@@ -33,17 +43,33 @@ class Attacked:
 
 
 def attack_batches(
-    attack: Attack, model: Model, data: Labelled, size: int, seed: int, progress: Progress = silent
+    attack: Attack,
+    model: Model,
+    data: Labelled,
+    size: int,
+    seed: int,
+    progress: Progress = silent,
+    region: AbstractContextManager[Any] | None = None,
 ) -> list[Attacked]:
-    """Attack the images in order, in batches of `size` (the last may be smaller), each with a stream of its own."""
+    """Attack the images in order, in batches of `size` (the last may be smaller), each with a stream of its own.
+
+    The attack computes inside `region` (a precision, say); scoring does not.
+    """
     target, done = as_target(model), []
     starts = range(0, len(data), size)
     for number, start in enumerate(starts):
         part = data[start : start + size]
-        draw = generator(seed, "attack", number, device=part.images.device)
-        result = attack(target, part.images, part.labels, draw)
-        with evaluating(target), torch.no_grad():
-            correct = [target.decide(result.images, draw).logits.argmax(1) == part.labels for _ in range(DRAWS)]
-        done.append(Attacked(result, part.labels, torch.stack(correct)))
+        device = part.images.device
+        draw = generator(seed, "attack", number, device=device)
+        with region or nullcontext():
+            result = attack(target, part.images, part.labels, draw)
+        with evaluating(target):
+            outcomes = [target.decide(result.images, draw) for _ in range(DRAWS)]
+        correct = torch.stack([outcome.logits.argmax(1) == part.labels for outcome in outcomes])
+        slots = torch.ones(len(part), dtype=torch.bool, device=device)
+        if isinstance(attack, Partial):  # the first thing that it draws
+            slots = torch.zeros_like(slots)
+            slots[attack.slots(part.images, generator(seed, "attack", number, device=device))] = True
+        done.append(Attacked(result, part.labels, correct, slots, outcomes[0].adversarial, outcomes[0].statistic))
         progress("attack", number + 1, len(starts), f"{done[-1].accuracy:.1%} left")
     return done

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from twoprong.attacks import PGD
+from twoprong.bundle import check_target
 from twoprong.config import PRESETS
 from twoprong.data.digits import load_digits
 from twoprong.data.tensors import Labelled
@@ -38,6 +39,8 @@ def demo(out: Path, seed: int = 0, progress: Progress = silent) -> dict[str, Any
 
 
 def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
+    out.mkdir(parents=True, exist_ok=True)
+    check_target(out / "bundle", overwrite=True)
     start = time.perf_counter()
     config = PRESETS["digits"].model_copy(update={"seed": seed})
     digits = load_digits()
@@ -65,7 +68,7 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
         "seed": seed,
         "data": {"name": digits.name, "test_images": len(digits.test), "rounds": ROUNDS},
         "attack": {"name": "pgd", "threat_model": "bare", **asdict(attack)},
-        "batches": {str(size): {kind: _row(scores) for kind, scores in run.items()} for size, run in runs.items()},
+        "batches": {str(size): {kind: asdict(scores) for kind, scores in run.items()} for size, run in runs.items()},
         "config": config.model_dump(mode="json"),
         "seconds": {
             "train_classifier": round(trained - start, 1),
@@ -83,7 +86,6 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
             "command": f"twoprong demo --seed {seed}",
         },
     }
-    out.mkdir(parents=True, exist_ok=True)
     defense.save(out / "bundle", overwrite=True)
     write_atomic(out / "results.json", lambda file: file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8"))
     shown = torch.arange(10)
@@ -97,10 +99,6 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
         defense=defense,
     )
     return results
-
-
-def _row(scores: Scores) -> dict[str, Any]:
-    return asdict(scores) | {"flagged_interval": scores.flagged_interval}
 
 
 def _pair(scores: Scores) -> str:

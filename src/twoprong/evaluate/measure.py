@@ -25,10 +25,6 @@ class Scores:
     threshold: float
     statistics: list[float]
 
-    @property
-    def flagged_interval(self) -> tuple[float, float]:
-        return wilson(round(self.flagged * self.batches), self.batches)
-
 
 def score(defense: Defense, data: Labelled, size: int, rounds: int, draw: torch.Generator) -> Scores:
     """Scores over batches of `size` from `rounds` random partitions of the images; leftovers of a partition are dropped.

@@ -33,6 +33,7 @@ batch_size = 64
 augment = false
 """
 
+pytestmark = pytest.mark.xdist_group("cli")  # one worker, or each would fit for itself
 DIGITS = ("fit", "--data", "digits", "--classifier", "cnn", "--out", "bundle")
 
 

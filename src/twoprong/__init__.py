@@ -2,6 +2,7 @@
 
 defense = tp.fit(classifier, images, labels)
 decision = defense(batch)
+evaluation = tp.evaluate(defense, test_images, test_labels)
 """
 
 from twoprong import attacks, errors
@@ -11,6 +12,7 @@ from twoprong.detect.detector import Detector, Verdict
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.errors import TwoprongError
+from twoprong.evaluate.run import Evaluation, evaluate
 from twoprong.models.dunet import DUNet
 from twoprong.recipe import fit
 
@@ -20,12 +22,14 @@ __all__ = [
     "DeepKernel",
     "Defense",
     "Detector",
+    "Evaluation",
     "FitConfig",
     "Sample",
     "TwoprongError",
     "Verdict",
     "attacks",
     "errors",
+    "evaluate",
     "fit",
     "load",
     "mmd2",

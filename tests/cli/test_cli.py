@@ -32,8 +32,6 @@ epochs = 3
 batch_size = 64
 augment = false
 """
-
-pytestmark = pytest.mark.xdist_group("cli")  # one worker, or each would fit for itself
 DIGITS = ("fit", "--data", "digits", "--classifier", "cnn", "--out", "bundle")
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from twoprong.data.tensors import Labelled, as_labelled, check_images, check_labels
+from twoprong.data.tensors import Labelled, as_labelled, check_images, check_labels, image_digests
 from twoprong.errors import InputError
 
 
@@ -201,3 +201,15 @@ def test_what_cannot_be_used_is_refused(source, labels, message):
 def test_the_number_of_classes_is_checked_for_a_dataset_too():
     with pytest.raises(InputError, match=re.escape("expected 0 to 1 (2 classes), got 5 at index 1")):
         as_labelled(Items((IMAGE, 0), (IMAGE, 5)), classes=2)
+
+
+def test_a_digest_is_the_pictures_own_whatever_its_format():
+    pixels = torch.randint(0, 256, (4, 3, 5, 5), generator=torch.Generator().manual_seed(0)).byte()
+    images = pixels.float() / 255
+    digests = image_digests(images)
+    assert digests.dtype == torch.int64
+    assert len(set(digests.tolist())) == 4
+    assert torch.equal(digests, image_digests(images.double()))
+    assert torch.equal(digests.flip(0), image_digests(images.flip(0)))
+    images[0, 0, 0, 0] = (images[0, 0, 0, 0] + 0.5) % 1
+    assert (image_digests(images) != digests).tolist() == [True, False, False, False]

@@ -5,6 +5,7 @@ import torch
 from torch.autograd import gradcheck
 
 from twoprong.config import DetectorConfig
+from twoprong.data.tensors import image_digests
 from twoprong.detect.detector import UNTESTED, Detector
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.errors import InputError, StateError
@@ -157,10 +158,28 @@ def test_too_few_images_are_refused(bare, draw_sample):
 
 def test_reference_and_thresholds_are_state_and_move(detector):
     state = detector.state_dict()
-    assert set(state) == {*BUFFERS, "kernel.log_feature_bandwidth", "kernel.log_pixel_bandwidth", "kernel.logit_beta0"}
+    assert set(state) == {
+        *BUFFERS,
+        "calibrated_on",
+        "kernel.log_feature_bandwidth",
+        "kernel.log_pixel_bandwidth",
+        "kernel.logit_beta0",
+    }
     moved = detector.to("meta")
     assert all(buffer.is_meta for _, buffer in moved.named_buffers())
     assert all(parameter.is_meta for parameter in moved.parameters())
+
+
+def test_the_images_of_the_calibration_are_remembered(detector, draw_sample):
+    clean = draw_sample(30, "calibration images")
+    detector.calibrate(clean, DetectorConfig(max_batch_size=5), 0)
+    state = detector.state_dict()
+    again = Detector.from_state(state, 20)
+    assert torch.equal(again.calibrated_on, image_digests(clean.pixels))
+    older = {name: value for name, value in state.items() if name != "calibrated_on"}
+    assert len(Detector.from_state(older, 20).calibrated_on) == 0
+    with pytest.raises(InputError, match="digests"):
+        Detector.from_state({**state, "calibrated_on": torch.zeros(2, 2)}, 20)
 
 
 def test_double_precision_changes_nothing_but_digits(detector, draw_sample):

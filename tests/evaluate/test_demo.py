@@ -17,8 +17,6 @@ from twoprong.attacks.paper import Paper
 from twoprong.attacks.route import RouteAttack
 from twoprong.seeds import generator
 
-pytestmark = pytest.mark.xdist_group("demo")  # one worker, or each would run the demo for itself
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

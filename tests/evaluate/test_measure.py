@@ -40,4 +40,4 @@ def test_scores_are_those_of_the_decisions(defense, classifier, digits):
     assert scores.batches == len(scores.statistics) == 8
     assert scores.defended == hits / 400
     assert scores.flagged == sum(flags) / 8
-    assert scores.bare == (classifier(attacked.images).argmax(1) == attacked.labels).float().mean().item()
+    assert scores.bare == (classifier(attacked.images).argmax(1) == attacked.labels).double().mean().item()

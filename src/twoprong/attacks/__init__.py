@@ -1,5 +1,6 @@
 """Attacks on whole batches: one file each, one registry. `docs/attacks.md` says what each is for."""
 
+from twoprong.attacks.alarm import Alarm
 from twoprong.attacks.apgd import APGD, APGDDLR, APGDT
 from twoprong.attacks.autoattack import AutoAttack, AutoAttackRand
 from twoprong.attacks.base import Attack, AttackResult
@@ -41,6 +42,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "evade": Evade,
     "greedy": Greedy,
     "match": Match,
+    "alarm": Alarm,
 }
 
 __all__ = ["ATTACKS", "FGSM", "MMA", "NORMS", "PGD", "Attack", "AttackResult", "Partial", "Target"]

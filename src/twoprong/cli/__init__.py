@@ -10,9 +10,11 @@ from rich.markup import escape
 
 from twoprong.cli.attack import attack
 from twoprong.cli.demo import demo
+from twoprong.cli.evaluate import evaluate
 from twoprong.cli.fit import fit
 from twoprong.cli.inspect import inspect
 from twoprong.cli.output import err, out, set_up_logging
+from twoprong.cli.reproduce import reproduce
 from twoprong.errors import TwoprongError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
@@ -34,7 +36,7 @@ def twoprong(
     set_up_logging()
 
 
-for command in (demo, fit, attack, inspect):
+for command in (demo, fit, attack, evaluate, reproduce, inspect):
     app.command()(command)
 
 
@@ -56,5 +58,5 @@ def main() -> None:
         err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
-        err.print("interrupted; a fit goes on with --resume")
+        err.print("interrupted; fit, evaluate and reproduce go on with --resume")
         sys.exit(130)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from twoprong.attacks import ATTACKS, Attack, Partial
 from twoprong.attacks.base import Model
-from twoprong.cli.classifier import get_trained
+from twoprong.cli.classifier import get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, computing
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.config import as_number, toml_value
 from twoprong.data.sources import load_data
-from twoprong.defense import Defense, load
+from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluate.attacked import Attacked, attack_batches
 from twoprong.evaluate.measure import wilson
@@ -131,15 +131,7 @@ def _target(
     if bundle is None:
         assert given is not None
         return given
-    defense = load(bundle, given, device=where)
-    expected, got = tuple(defense.detector.reference_pixels.shape[1:]), tuple(source.test.images.shape[1:])
-    if expected != got:
-        raise InputError(f"--data: expected images of {expected}, as {bundle} was fitted on, got {got}")
-    classes = defense.about.get("classes")
-    if classes is not None and list(source.classes) != list(classes):
-        raise InputError(
-            f"--data: expected the classes {', '.join(classes)}, as in {bundle}, got {', '.join(source.classes)}"
-        )
+    defense = get_defense(bundle, given, source)
     return defense.classifier if bare else defense
 
 

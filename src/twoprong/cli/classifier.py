@@ -8,6 +8,7 @@ from torch import nn
 
 from twoprong.config import FitConfig
 from twoprong.data.tensors import ImageData
+from twoprong.defense import Defense, load
 from twoprong.errors import InputError
 from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
@@ -41,6 +42,18 @@ def get_trained(name: str, weights: Path | None, data: ImageData) -> nn.Module:
             first = " ".join(str(error).split())[:200]
             raise InputError(f"--weights {weights}: these are not {name}'s weights ({first})") from error
     return channels_last(model.to(data.train.images.device)).eval().requires_grad_(False)
+
+
+def get_defense(bundle: Path, classifier: nn.Module | None, data: ImageData) -> Defense:
+    """The bundle's defence on the data's device. Raises InputError where its images or classes are not the data's."""
+    defense = load(bundle, classifier, device=data.test.images.device)
+    expected, got = tuple(defense.reference_images().shape[1:]), tuple(data.test.images.shape[1:])
+    if expected != got:
+        raise InputError(f"--data: expected images of {expected}, as {bundle} was fitted on, got {got}")
+    classes = defense.about.get("classes")
+    if classes is not None and list(data.classes) != list(classes):
+        raise InputError(f"--data: expected the classes {', '.join(classes)}, as in {bundle}, got {', '.join(data.classes)}")
+    return defense
 
 
 def from_factory(name: str) -> nn.Module:

@@ -1,5 +1,6 @@
 """Images and labels as tensors, and the checks made on them once, where they enter the package."""
 
+import hashlib
 import numbers
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -89,6 +90,13 @@ def check_labels(labels: Tensor, count: int, classes: int | None = None) -> Tens
             "number the classes from 0 and leave out images without a class"
         )
     return labels
+
+
+def image_digests(images: Tensor) -> Tensor:
+    """64 bits of SHA-256 per image, over its pixels as bytes (0 to 255): the same picture has the same one in any format."""
+    pixels = (images.detach() * 255).round().clamp(0, 255).byte().cpu().flatten(1).numpy()
+    digests = (hashlib.sha256(row.tobytes()).digest()[:8] for row in pixels)
+    return torch.tensor([int.from_bytes(digest, "little", signed=True) for digest in digests])
 
 
 def as_labelled(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.config import DetectorConfig
+from twoprong.data.tensors import image_digests
 from twoprong.detect.calibrate import Thresholds, calibrate, measured_sizes
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
@@ -40,6 +41,7 @@ class Detector(nn.Module):
     sizes: Tensor
     upper: Tensor
     central: Tensor
+    calibrated_on: Tensor  # a digest per calibration image, so that an evaluation can tell that its images are others
     k_reference: Tensor
 
     def __init__(self, kernel: DeepKernel, reference: Sample, permutations: int = 200) -> None:
@@ -51,6 +53,7 @@ class Detector(nn.Module):
         self.register_buffer("reference_pixels", reference.pixels.detach().clone())
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("k_reference", self._gram(self.reference, self.reference), persistent=False)
+        self.register_buffer("calibrated_on", torch.zeros(0, dtype=torch.long))
         self._set_thresholds(Thresholds(torch.zeros(0, dtype=torch.long), *torch.zeros(2, 0, dtype=torch.double)))
 
     @property
@@ -80,6 +83,7 @@ class Detector(nn.Module):
             return self._set_thresholds(Thresholds(sizes, constant, constant.clone()))
         if len(clean) < LEAST:
             raise InputError(f"calibrate: expected {LEAST} or more clean images, got {len(clean)}")
+        self.calibrated_on = image_digests(clean.pixels).to(self.reference_features.device)
         table = calibrate(
             self._gram(clean, clean),
             self._gram(self.reference, clean),
@@ -94,8 +98,11 @@ class Detector(nn.Module):
 
     def statistic(self, batch: Sample) -> Tensor:
         """MMD²_u between the reference and a batch of 2 or more, as a scalar tensor; differentiable in the batch."""
-        k_xy = self.kernel(self.reference, batch)
-        return mmd2(self.k_reference, self.kernel(batch, batch), k_xy, paired=False)
+        return self.from_grams(self.kernel(self.reference, batch), self.kernel(batch, batch))
+
+    def from_grams(self, k_xy: Tensor, k_yy: Tensor) -> Tensor:
+        """The statistic from the kernel between reference and batch, and within the batch."""
+        return mmd2(self.k_reference, k_yy, k_xy, paired=False)
 
     @torch.no_grad()
     def forward(self, batch: Sample) -> Verdict:
@@ -107,7 +114,7 @@ class Detector(nn.Module):
                 "this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
             )
         k_xy, k_yy = self.kernel(self.reference, batch), self.kernel(batch, batch)
-        statistic = mmd2(self.k_reference, k_yy, k_xy, paired=False)
+        statistic = self.from_grams(k_xy, k_yy)
         gram = torch.cat([torch.cat([self.k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
         draw = generator(0, "permutations", device=gram.device)  # one batch, one p-value: it decides nothing
         null = permutation_null(gram, m, self.permutations, draw, paired=False)
@@ -130,7 +137,11 @@ class Detector(nn.Module):
             _check_shapes(reference, table)
             detector = cls(fitted.requires_grad_(False), reference, permutations)
             detector._set_thresholds(table)
-            detector.load_state_dict(state)
+            digests = state.get("calibrated_on", detector.calibrated_on)
+            if digests.ndim != 1 or digests.dtype != torch.long:
+                raise InputError(f"not a detector's tensors: digests of {digests.dtype} {tuple(digests.shape)}")
+            detector.calibrated_on = digests
+            detector.load_state_dict({"calibrated_on": digests, **state})
         except (RuntimeError, KeyError) as error:
             raise InputError(f"not a detector's tensors: {' '.join(str(error).split())}") from error
         return detector

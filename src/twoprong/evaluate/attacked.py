@@ -11,10 +11,9 @@ from twoprong.attacks.base import Attack, AttackResult, Model, evaluating
 from twoprong.attacks.partial import Partial
 from twoprong.attacks.target import as_target
 from twoprong.data.tensors import Labelled
+from twoprong.evaluate.subjects import DRAWS
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator
-
-DRAWS = 10  # noise draws that every attacked batch is scored on
 
 
 @dataclass(frozen=True)

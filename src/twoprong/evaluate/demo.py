@@ -15,6 +15,7 @@ from twoprong.data.digits import load_digits
 from twoprong.data.tensors import Labelled
 from twoprong.evaluate.measure import Scores, score
 from twoprong.evaluate.report import write_report
+from twoprong.evaluate.threads import threads
 from twoprong.progress import Progress, silent
 from twoprong.recipe import fit, train_named
 from twoprong.seeds import generator
@@ -30,12 +31,8 @@ def demo(out: Path, seed: int = 0, progress: Progress = silent) -> dict[str, Any
     All numbers but those under "seconds" are a function of the seed. The test images are used for these numbers only. It
     runs in one thread: on 8×8 images a second one mostly waits, and sums would depend on how many there are.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         return _demo(out, seed, progress)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:

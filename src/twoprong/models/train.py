@@ -1,5 +1,7 @@
 """Training of a named classifier where no weights are given."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +14,17 @@ from twoprong.models.zoo import build
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator, initialised
 
+# Given a model in training mode, a batch and the training's generator: leaves gradients in the model's parameters (which
+# come without any) and hands back the loss.
+Objective = Callable[[nn.Module, Labelled, torch.Generator], Tensor]
+
+
+def natural(model: nn.Module, batch: Labelled, draw: torch.Generator) -> Tensor:
+    """The objective of ordinary training: cross-entropy on the images as they are."""
+    loss = F.cross_entropy(model(batch.images), batch.labels)
+    loss.backward()
+    return loss.detach()
+
 
 def train_classifier(
     name: str,
@@ -21,6 +34,7 @@ def train_classifier(
     seed: int,
     checkpoint: Checkpoint | None = None,
     progress: Progress = silent,
+    objective: Objective = natural,
 ) -> nn.Module:
     """The named classifier, trained on `data` by SGD with Nesterov momentum and a one-cycle rate; in eval mode, frozen.
 
@@ -43,14 +57,13 @@ def train_classifier(
         total = torch.zeros((), device=device)
         for step in range(per_epoch):
             batch = data[order[step * size : (step + 1) * size]]
-            images = augment(batch.images, draw) if config.augment else batch.images
+            if config.augment:
+                batch = Labelled(augment(batch.images, draw), batch.labels)
             for group in optimiser.param_groups:
                 group["lr"] = config.lr * one_cycle((epoch * per_epoch + step) / (config.epochs * per_epoch))
-            loss = F.cross_entropy(model(images), batch.labels)
             optimiser.zero_grad()
-            loss.backward()
+            total += objective(model, batch, draw)
             optimiser.step()
-            total += loss.detach()
         if checkpoint:
             checkpoint.save(epoch + 1, model, optimiser, draw)
         progress("classifier", epoch + 1, config.epochs, f"loss {total.item() / per_epoch:.4f}")

@@ -1,0 +1,47 @@
+"""`alarm`: have the batch flagged, whatever the labels. On a few slots (`Partial`) this is how to disturb the others.
+
+The only way in which one image can touch another's outcome is the route that their batch takes, so forcing the route is
+all the harm that the owner of some slots can do to the owners of the rest.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from twoprong.attacks.base import Attack
+from twoprong.attacks.evade import Gauge
+from twoprong.attacks.target import Target
+
+CLEAR = 0.5  # this far above the threshold, in units of its scale, the batch is flagged beyond doubt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm(Attack):
+    """x ← Π(x + step·direction(∇ statistic)) from a random start; the batch with the highest statistic is kept.
+
+    It stops as soon as the statistic is clearly above the threshold. Where nothing is tested it is a random perturbation.
+    """
+
+    steps: int = 20
+    step: float | None = None
+    restarts: int = 1
+
+    def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
+        step = 2.5 * self.eps / self.steps if self.step is None else self.step
+        gauge = Gauge.of(target, images)
+        loudest, highest = images, -torch.inf
+        for _ in range(self.restarts):
+            x = self.start(images, True, generator)
+            for last in [*[False] * self.steps, True]:
+                with torch.enable_grad():
+                    leaf = x.detach().requires_grad_()
+                    statistic = target.statistic(leaf)
+                    (gradient,) = torch.autograd.grad(statistic, leaf)
+                if statistic.item() > highest:
+                    loudest, highest = x, statistic.item()
+                if (highest - gauge.threshold) / gauge.scale > CLEAR:
+                    return loudest
+                if not last:
+                    x = self.move(x, gradient, step, images)
+        return loudest

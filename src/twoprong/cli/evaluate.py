@@ -1,0 +1,155 @@
+"""`twoprong evaluate`."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from twoprong.cli.classifier import get_classifier, get_defense, get_trained
+from twoprong.cli.device import Device, Precision, choose, computing
+from twoprong.cli.output import err, out, print_json, progress_bars
+from twoprong.config import PRESETS, FitConfig, as_number
+from twoprong.data.sources import load_data
+from twoprong.data.tensors import ImageData
+from twoprong.errors import InputError
+from twoprong.evaluate.protocols import PROTOCOLS
+from twoprong.evaluate.run import evaluate as run_evaluation
+from twoprong.progress import Progress
+
+
+def evaluate(
+    bundle: Annotated[Path, typer.Argument(help="The bundle to evaluate.")],
+    data: Annotated[str, typer.Option(help="digits, cifar10, or a directory with one sub-directory per class.")],
+    protocol: Annotated[
+        str, typer.Option(help=f"{', '.join(PROTOCOLS)}: minutes, the paper's attacks, or everything we know.")
+    ] = "quick",
+    directory: Annotated[Path, typer.Option("--out", help="Where results.json, report.html and results.md go.")] = Path(
+        "evaluation"
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="How many test images to attack.", show_default="200 for quick, else 1000")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images per batch.")] = 100,
+    eps: Annotated[
+        str | None, typer.Option(help="The budget, such as 8/255.", show_default="what the bundle was fitted for")
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="linf or l2.", show_default="the bundle's")] = None,
+    against: Annotated[Path | None, typer.Option(help="A second bundle, evaluated beside the first.")] = None,
+    classifier: Annotated[
+        str | None, typer.Option(help="The classifier, where it is not in the bundle: MODULE:FACTORY.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="The classifier's weights, a .safetensors file.")] = None,
+    surrogate: Annotated[
+        str | None, typer.Option(help="Whose attacks are transferred: a NAME (trained here), or MODULE:FACTORY.")
+    ] = None,
+    surrogate_weights: Annotated[Path | None, typer.Option(help="The surrogate's weights, a .safetensors file.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where cifar10's files are.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=4, help="Resize a directory's images to this square.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a sanity check failed.")] = False,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    precision: Annotated[
+        Precision, typer.Option(help="Of the networks while attacking; bf16 is for GPUs.")
+    ] = Precision.fp32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
+) -> None:
+    """Attack a bundle by a protocol and say honestly what it withstands. docs/evaluate.md explains every number."""
+    if protocol not in PROTOCOLS:
+        raise InputError(f"--protocol {protocol}: expected one of {', '.join(PROTOCOLS)}")
+    where = choose(device)
+    source = load_data(data, data_root, image_size).to(where)
+    given = get_trained(classifier, weights, source) if classifier is not None else None
+    defense = get_defense(bundle, given, source)
+    second = get_defense(against, given if _needs(against) else None, source) if against is not None else None
+    directory.mkdir(parents=True, exist_ok=True)
+    with progress_bars() as progress:
+        evaluation = run_evaluation(
+            defense,
+            source.test,
+            protocol=protocol,
+            out=directory,
+            train=source.train,
+            against=second,
+            surrogate=_surrogate(surrogate, surrogate_weights, source, data, directory, seed, progress),
+            eps=None if eps is None else _number(eps),
+            norm=norm,
+            batch_size=batch_size,
+            count=images,
+            seed=seed,
+            resume=resume,
+            progress=progress,
+            region=computing(precision, where),
+            command=shlex.join(["twoprong", *sys.argv[1:]]),
+        )
+    if as_json:
+        print_json(evaluation.results)
+    else:
+        _show(evaluation.results, directory)
+    if not evaluation.reliable:
+        failed = [check["name"] for check in evaluation.results["sanity"] if check["status"] == "failed"]
+        err.print(f"[bold red]UNRELIABLE[/bold red]: failed sanity checks: {', '.join(failed)}", highlight=False)
+        if strict:
+            raise typer.Exit(1)
+
+
+def _needs(bundle: Path | None) -> bool:
+    """Whether a bundle comes without its classifier."""
+    from twoprong.bundle import read_manifest
+
+    return bundle is not None and read_manifest(bundle)["classifier"]["spec"] is None
+
+
+def _surrogate(
+    name: str | None, weights: Path | None, source: ImageData, data: str, directory: Path, seed: int, progress: Progress
+) -> nn.Module | None:
+    """Another classifier; named without weights it is trained here, with a seed that is not the bundle's, and kept."""
+    if name is None:
+        return None
+    config = PRESETS.get(data, FitConfig()).model_copy(update={"seed": seed + 1_000_003})
+    return get_classifier(name, weights, source, config, directory / "surrogate", True, progress)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(as_number(text))
+    except ValueError as error:
+        raise InputError(f"--eps: {error}") from error
+
+
+def _show(results: dict[str, Any], directory: Path) -> None:
+    run = results["run"]
+    table = Table(
+        title=f"{run['protocol']}: {run['images']} images in batches of {run['batch_size']}, {run['norm']} {run['eps']:.4g}"
+    )
+    for column in ("threat model", "attack", "defended", "95 % interval", "bare", "flagged"):
+        table.add_column(column, justify="left" if column in ("threat model", "attack") else "right")
+    clean = results["clean"]["subjects"]
+    table.add_row("none", "clean images", *_cells(clean))
+    for attack in results["attacks"]:
+        table.add_row(attack["threat_model"], escape(attack["name"]), *_cells(attack["subjects"]))
+    worst = results["worst_case"]["defense"]
+    low, high = worst["per_batch_interval"]
+    table.add_section()
+    table.add_row("worst case", "per batch", f"[bold]{worst['per_batch']:.1%}[/bold]", f"{low:.1%} - {high:.1%}", "", "")
+    out.print(table)
+    for check in results["sanity"]:
+        if check["status"] in ("failed", "not converged"):
+            out.print(f"{check['status']}: {check['name']}: {escape(check['detail'])}", highlight=False)
+    out.print(f"Look at {directory / 'report.html'}", highlight=False)
+
+
+def _cells(subjects: dict[str, Any]) -> tuple[str, str, str, str]:
+    mine = subjects["defense"]
+    low, high = mine["interval"]
+    return (
+        f"{mine['accuracy']:.1%}",
+        f"{low:.1%} - {high:.1%}",
+        f"{subjects['bare']['accuracy']:.1%}",
+        f"{mine['flagged']:.0%}",
+    )

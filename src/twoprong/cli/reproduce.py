@@ -1,0 +1,117 @@
+"""`twoprong reproduce`."""
+
+import shlex
+import sys
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from twoprong.cli.classifier import get_trained
+from twoprong.cli.device import Device, Precision, choose
+from twoprong.cli.output import out, print_json, progress_bars
+from twoprong.data.sources import load_data
+from twoprong.data.tensors import ImageData
+from twoprong.errors import InputError
+from twoprong.evaluate.experiment import NAMES, load_experiment
+from twoprong.evaluate.reproduce import reproduce as run
+from twoprong.evaluate.reproduce import row_texts
+
+
+class ScaleName(StrEnum):
+    smoke = "smoke"
+    full = "full"
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.")],
+    scale: Annotated[
+        ScaleName, typer.Option(help="smoke: digits, seconds, to see that it runs; full: the paper's data and settings.")
+    ] = ScaleName.smoke,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--out", help="For results, bundles and finished pieces.", show_default="reproduce-NAME-SCALE"),
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where cifar10's files are, for --scale full.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="For imagenet at full scale: a directory with one sub-directory per class.")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option(min=4, help="Resize that directory's images to this square.")] = None,
+    held_out: Annotated[
+        Path | None, typer.Option(help="A directory like --data of images that the classifier was not trained on.")
+    ] = None,
+    images: Annotated[int | None, typer.Option(min=2, help="How many test images are attacked.")] = None,
+    classifier: Annotated[str | None, typer.Option(help="Protect this classifier instead of the paper's.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Its trained weights, a .safetensors file; else it is trained.")
+    ] = None,
+    work: Annotated[
+        Path | None, typer.Option(help="For finished pieces, shared by several names.", show_default="OUT/work")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Continue a run that was stopped.")] = False,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    precision: Annotated[Precision, typer.Option(help="Of the attacks' networks; bf16 is for GPUs.")] = Precision.fp32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
+) -> None:
+    """Measure a table of the paper here and show it beside the paper's numbers."""
+    where = choose(device)
+    source = _source(name, scale, data, data_root, image_size, weights).to(where)
+    unseen = load_data(str(held_out), None, image_size).everything().to(where) if held_out is not None else None
+    trained = partial(get_trained, weights=weights, data=source) if weights is not None else None
+    folder = directory or Path(f"reproduce-{name}-{scale}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with progress_bars() as progress:
+        results = run(
+            name,
+            scale.value,
+            source,
+            folder,
+            work=work,
+            resume=resume,
+            images=images,
+            classifier=classifier,
+            trained=trained,
+            held_out=unseen,
+            seed=seed,
+            precision=precision.value,
+            command=shlex.join(["twoprong", *sys.argv[1:]]),
+            progress=progress,
+        )
+    if as_json:
+        print_json(results)
+        return
+    warning = f"\n{results['warning']}" if results["warning"] else ""
+    table = Table(title=f"{results['title']}\n{results['source']}{warning}")
+    for column in ("row", "column", "paper", "ours (95 %)"):
+        table.add_column(column, justify="left" if column in ("row", "column") else "right")
+    for text in row_texts(results):
+        table.add_row(*map(escape, text))
+    out.print(table)
+    if results["run"]["classifier"]:
+        out.print(
+            f"Every protected classifier was a {results['run']['classifier']}, whatever a row is called.", highlight=False
+        )
+    out.print(f"{escape(results['note'])}\nWritten to {escape(str(folder))}.", highlight=False)
+
+
+def _source(
+    name: str, scale: ScaleName, data: Path | None, data_root: Path | None, image_size: int | None, weights: Path | None
+) -> ImageData:
+    """The images that the experiment needs at this scale. Raises InputError for what is missing, or of no use here."""
+    wanted = load_experiment(name).scale(scale).data
+    if wanted != "folder":
+        if data is not None:
+            raise InputError(f"--data: expected none, {name} at {scale} scale runs on {wanted}, got {data}; leave it out")
+        return load_data(wanted, data_root, image_size)
+    if data is None or weights is None:
+        raise InputError(
+            f"{name} at full scale: expected --data FOLDER (one sub-directory per class) and --weights FILE.safetensors "
+            f"(of a classifier that takes images in [0, 1]), got {'no --data' if data is None else 'no --weights'}; "
+            "--scale smoke needs neither"
+        )
+    return load_data(str(data), data_root, image_size)

@@ -1,0 +1,133 @@
+"""What an evaluation compares: the defence, its parts by themselves, and other defences. Each is a Target."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twoprong.attacks.base import evaluating
+from twoprong.attacks.target import Plain, PlainOutcome, Route, Target
+from twoprong.defense import Defense
+from twoprong.seeds import generator
+
+DRAWS = 10  # noise draws that every attacked batch is scored on
+
+
+class DenoiserOnly(nn.Module):
+    """The second prong without the first: every batch goes through noise and denoiser."""
+
+    coupled = False
+
+    def __init__(self, defense: Defense) -> None:
+        super().__init__()
+        self.defense = defense
+
+    def logits(
+        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.defense.logits(images, "denoise", draws, generator)
+
+    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
+        return 0 * images.sum()
+
+    def threshold(self, size: int) -> float:
+        return float("inf")
+
+    @torch.no_grad()
+    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> PlainOutcome:
+        return PlainOutcome(self.logits(images, None, 1, generator)[0])
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An outcome in which some images (`rejected`) get no answer."""
+
+    logits: Tensor
+    rejected: Tensor
+    adversarial: bool
+    statistic: float
+    threshold: float
+
+
+class Rejecting(nn.Module):
+    """The first prong without the second: a flagged batch is refused. Test and clean route are the defence's own."""
+
+    coupled = True
+
+    def __init__(self, defense: Defense) -> None:
+        super().__init__()
+        self.defense = defense
+
+    def logits(
+        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.defense.logits(images, "clean")
+
+    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
+        return self.defense.statistic(images, reference)
+
+    def threshold(self, size: int) -> float:
+        return self.defense.threshold(size)
+
+    @torch.no_grad()
+    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Refusal:
+        statistic = self.statistic(images).item()
+        flagged = self.defense.detector.flags(statistic, len(images))
+        rejected = torch.full((len(images),), flagged, device=images.device)
+        return Refusal(self.logits(images)[0], rejected, flagged, statistic, self.threshold(len(images)))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A target under comparison; `draws` is 1 where nothing is random."""
+
+    target: Target
+    draws: int = DRAWS
+
+
+def subjects_of(defense: Defense, magnet: Target | None = None, against: Defense | None = None) -> dict[str, Subject]:
+    """The defence and what it is measured against, by name."""
+    named: dict[str, Subject] = {
+        "defense": Subject(defense),
+        "bare": Subject(Plain(defense.classifier), 1),
+        "denoiser": Subject(DenoiserOnly(defense)),
+        "reject": Subject(Rejecting(defense), 1),
+    }
+    if magnet is not None:
+        named["magnet"] = Subject(magnet, 1)
+    if against is not None:
+        named["against"] = Subject(against)
+    return named
+
+
+def judge(
+    subject: Subject, images: Tensor, labels: Tensor, draw: torch.Generator, draws: int | None = None
+) -> dict[str, Any]:
+    """A batch before a subject, on every draw: numbers as they go into results.json (docs/evaluate.md)."""
+    with evaluating(subject.target):
+        outcomes = [subject.target.decide(images, draw) for _ in range(draws or subject.draws)]
+    refused = [getattr(outcome, "rejected", None) for outcome in outcomes]
+    rejected = None if refused[0] is None else torch.stack([row for row in refused if row is not None])
+    correct = torch.stack([outcome.logits.argmax(1) == labels for outcome in outcomes])
+    if rejected is not None:
+        correct &= ~rejected
+    coupled = subject.target.coupled
+    return {
+        "correct": correct.sum(0).tolist(),
+        "rejected": None if rejected is None else rejected.sum(0).tolist(),
+        "by_draw": correct.double().mean(1).tolist(),
+        "flagged": outcomes[0].adversarial if coupled else None,
+        "statistic": outcomes[0].statistic if coupled else None,
+    }
+
+
+def judge_all(
+    subjects: Mapping[str, Subject], images: Tensor, labels: Tensor, seed: int, *name: object, draws: int | None = None
+) -> dict[str, Any]:
+    """A batch before every subject, each with a stream of its own, so that one more or less changes no other's numbers."""
+    return {
+        key: judge(subject, images, labels, generator(seed, "score", key, *name, device=images.device), draws)
+        for key, subject in subjects.items()
+    }

@@ -9,7 +9,7 @@ Whatever is served, cleaned or attacked in an evaluation is this object; there i
 import logging
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.errors import InputError
 from twoprong.models.dunet import DUNet
+from twoprong.models.fast import Compiler, HalfPrecision, fast
 from twoprong.models.features import Features, FeatureSource, full
 from twoprong.purify.loss import add_noise
 
@@ -148,6 +149,17 @@ class Defense(nn.Module):
 
     def reference_images(self) -> Tensor:
         return self.detector.reference_pixels
+
+    def accelerated(self, compiler: Compiler | None = torch.compile) -> "Defense":
+        """A copy for attackers in a hurry: the same test, its networks in bf16, folded and compiled (`models/fast.py`).
+
+        It is what this defence is up to rounding, and good for gradients; decide, score and save with the defence itself.
+        """
+        source, denoiser = self.features.source, cast(DUNet, fast(self.denoiser, compiler))
+        # A layer's output can only be listened to where nothing is compiled away.
+        classifier = fast(self.classifier, compiler) if source is None else HalfPrecision(self.classifier)
+        named = f"network.{source}" if isinstance(source, str) else source
+        return Defense(classifier, self.detector, denoiser, self.config, named, self.about)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the bundle directory (see `twoprong.bundle`)."""

@@ -21,7 +21,9 @@ from twoprong.detect.detector import Detector
 from twoprong.detect.fit import fit_kernel
 from twoprong.detect.kernel import Sample
 from twoprong.errors import InputError
+from twoprong.models.fast import fast
 from twoprong.models.features import Features, FeatureSource
+from twoprong.models.precision import Precision, compiler_for
 from twoprong.models.train import train_classifier
 from twoprong.progress import Progress, silent
 from twoprong.purify.train import train_denoiser
@@ -43,6 +45,7 @@ def fit(
     work: str | PathLike[str] | None = None,
     resume: bool = False,
     progress: Progress = silent,
+    precision: Precision = "fp32",
 ) -> Defense:
     """Put the two-pronged defence around a trained classifier.
 
@@ -51,7 +54,8 @@ def fit(
     images will look different from them: give such images as `held_out` where `images` are its training set.
     `features` overrides config.detector.features and may be a callable. With `work`, crafted examples and checkpoints go
     to that directory and `resume=True` continues a killed run to the same result. The classifier keeps its weights and is in
-    eval mode afterwards.
+    eval mode afterwards. With `precision="bf16"` crafting and the denoiser's training compute in it, compiled on a GPU; the
+    kernel, the test and the features it sees stay in float32.
     """
     config = config or FitConfig()
     extract = Features(classifier, config.detector.features if features is None else features)
@@ -67,25 +71,29 @@ def fit(
         parts = split(data, config.splits, config.seed, unseen)
         folder = None if work is None else Path(work)
 
-        hard = craft(classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
+        quick = extract
+        if precision == "bf16" and extract.source is None:
+            quick = Features(fast(classifier, compiler_for(precision, data.images)))
+        hard = craft(quick.classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
         clean_sample, hard_sample = sample(extract, parts.kernel.images), sample(extract, hard)
         kernel = fit_kernel(clean_sample, hard_sample, config.kernel, config.seed, progress)
 
-        hard = craft(classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
+        hard = craft(quick.classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
         clean_sample = sample(extract, parts.denoiser.images)
-        settings = [config.denoiser.model_dump(), config.seed, hard.device.type]
+        settings = [config.denoiser.model_dump(), config.seed, hard.device.type, precision]
         key = fingerprint(kernel, classifier, hard, parts.denoiser.labels, settings)
         checkpoint = Checkpoint(None if folder is None else folder / CHECKPOINTS / "denoiser.safetensors", key, resume)
         denoiser = train_denoiser(
             clean_sample,
             hard,
             parts.denoiser.labels,
-            extract,
+            quick,
             kernel,
             config.denoiser,
             config.seed,
             checkpoint,
             progress,
+            precision,
         )
 
         detector = Detector(kernel, sample(extract, parts.reference.images), config.detector.permutations)
@@ -94,6 +102,7 @@ def fit(
     sizes = {name: len(part) for name, part in vars(parts).items()}
     about: dict[str, Any] = {
         "fitted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "precision": precision,
         "split_sizes": sizes,
         "split_hashes": parts.hashes(),
     }
@@ -108,17 +117,17 @@ def train_named(
     work: str | PathLike[str] | None = None,
     resume: bool = False,
     progress: Progress = silent,
+    precision: Precision = "fp32",
 ) -> nn.Module:
     """Train one of our classifiers on the part of the images that `fit`, given the same images, leaves the denoiser.
 
     So reference and calibration images are unseen by the classifier too.
     """
     part = split(data, config.splits, config.seed).denoiser
-    key = fingerprint(
-        name, classes, part.images, part.labels, config.classifier.model_dump(), config.seed, part.images.device.type
-    )
+    settings = [config.classifier.model_dump(), config.seed, part.images.device.type, precision]
+    key = fingerprint(name, classes, part.images, part.labels, settings)
     checkpoint = Checkpoint(None if work is None else Path(work) / CHECKPOINTS / "classifier.safetensors", key, resume)
-    return train_classifier(name, classes, part, config.classifier, config.seed, checkpoint, progress)
+    return train_classifier(name, classes, part, config.classifier, config.seed, checkpoint, progress, precision=precision)
 
 
 @torch.no_grad()

@@ -25,8 +25,7 @@ def test_only_what_is_there_is_attacked_and_the_rest_is_said(protocol):
     few = Setting(8 / 255, "linf", ("defense", "bare", "denoiser", "reject"))
     assert {item.target for item in protocol_items(protocol, few)} <= set(few.subjects)
     missing = {entry["name"] for entry in left_out(protocol, few)}
-    assert "magnet" in missing
-    assert ("transfer" in missing) == (protocol != "quick")
+    assert missing == {"magnet", "transfer"}
     assert left_out(protocol, Setting(8 / 255, "linf", EVERYBODY)) == []
 
 
@@ -50,6 +49,7 @@ def test_strong_has_everything_we_know():
     assert {"route", "evade", "greedy", "match", "square"} <= {item.key for item in found if item.threat == "adaptive"}
     for threat in ("partial", "disrupt"):
         assert {item.share for item in found if item.threat == threat} == set(SHARES)
+    assert "evade on reject" in {item.name for item in found}
     adaptive = {item.attack.eps for item in found if item.curve == "evade"}
     assert adaptive == {8 / 255, *(factor * 8 / 255 for factor in FACTORS)}
 
@@ -62,6 +62,11 @@ def test_a_budget_and_a_norm_reach_every_attack(protocol):
             assert inner.norm == "l2"
         if item.curve is None and "any image" not in item.name:
             assert inner.eps == 0.5
+
+
+def test_in_a_small_batch_shares_are_whole_slots_and_none_is_run_twice():
+    found = [item for item in items("strong", batch_size=10) if item.threat == "disrupt"]
+    assert [item.share for item in found if item.attack.eps < 1] == [0.1, 0.2, 0.5]
 
 
 def test_an_unknown_protocol_is_refused():

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from twoprong.attacks.pgd import PGD
 from twoprong.cli import app
 from twoprong.defense import Defense
 from twoprong.errors import InputError
+from twoprong.evaluate.course import Plan
 from twoprong.evaluate.protocols import Item
 
 EPS = 0.2
@@ -58,7 +60,7 @@ def numbers(results):
     """Everything but when, where and how long."""
     text = json.dumps({key: value for key, value in results.items() if key not in ("seconds", "made_with")})
     content = json.loads(re.sub(r'"seconds": [\d.e-]+', '"seconds": 0', text))
-    content["run"] |= {"started": "", "command": ""}
+    content["run"] |= {"started": "", "command": "", "data": ""}
     return content
 
 
@@ -235,11 +237,44 @@ def test_strict_turns_an_unreliable_run_into_an_exit_code(killed, bundle, monkey
         ({"eps": -1.0}, "above 0"),
         ({"batch_size": 500}, "tests 2 to 120 images"),
         ({"batch_size": 100, "count": 50}, "at least one batch of 100"),
+        ({"protocol": [ITEMS[0], ITEMS[0]]}, "two items are called"),
+        ({"protocol": ITEMS[-1:]}, "nothing is a worst case"),
+        ({"protocol": [replace(ITEMS[0], threat="whitebox")]}, "'whitebox', expected one of noise, transfer"),
+        ({"protocol": [replace(ITEMS[0], target="surrogate")]}, "'surrogate', expected one of defense"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_before_any_work(defense, digits, settings, words):
     with pytest.raises(InputError, match=words):
         tp.evaluate(defense, digits.test, **settings)
+
+
+def test_labels_that_the_classifier_does_not_have_are_refused(defense, digits):
+    with pytest.raises(InputError, match="12"):
+        tp.evaluate(defense, digits.test.images[:20], torch.full((20,), 12), batch_size=20)
+
+
+def test_training_images_need_no_labels(defense, digits):
+    results = tp.evaluate(
+        defense, digits.test[:20], protocol=ITEMS[:1], batch_size=20, train=digits.train.images, precision="bf16"
+    ).results
+    assert "magnet" in results["worst_case"]
+    assert results["run"]["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"eps": 0.1}, {"batch_size": 10}, {"keep": True}])
+def test_whatever_decides_a_number_is_in_the_key(defense, digits, change):
+    items = [replace(ITEMS[0], keep=change.get("keep", False))]
+    settings = {"eps": EPS, "batch_size": 20, "seed": 0, "precision": "fp32"} | {
+        k: v for k, v in change.items() if k != "keep"
+    }
+    if "eps" in change:
+        items = [replace(items[0], attack=Noise(eps=change["eps"]))]
+
+    def key(items, settings):
+        return Plan(defense, digits.test[:20], items, norm="linf", count=20, **settings).key
+
+    usual = key([ITEMS[0]], {"eps": EPS, "batch_size": 20, "seed": 0, "precision": "fp32"})
+    assert key(items, settings) != usual
 
 
 def test_results_of_another_run_are_not_resumed(defense, digits, tmp_path):

@@ -31,6 +31,8 @@ def test_who_is_refused_is_neither_right_nor_fooled():
     assert found["accuracy"] == 0.25
     assert found["rejected"] == 0.5
     assert found["fooled"] == 0.25
+    assert found["accuracy_accepted"] == 0.5
+    assert found["accuracy_accepted_interval"] == wilson(1, 2)
     assert found["flagged"] is None
     assert found["flagged_interval"] is None
 
@@ -73,3 +75,8 @@ def test_refusing_counts_as_not_fooled_and_is_reported():
     assert found["chosen"] == ["b"]
     assert found["per_batch"] == 0.5
     assert found["rejected"] == 0
+    assert found["accuracy_accepted"] == 0.5
+
+
+def test_where_everything_is_refused_nobody_is_right():
+    assert tally([entry([0, 0], draws=1, rejected=[1, 1])])["accuracy_accepted"] is None

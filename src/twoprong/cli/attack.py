@@ -17,7 +17,7 @@ from torch import Tensor
 from twoprong.attacks import ATTACKS, Attack, Partial
 from twoprong.attacks.base import Model
 from twoprong.cli.classifier import get_defense, get_trained
-from twoprong.cli.device import Device, Precision, choose, computing
+from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.config import as_number, toml_value
 from twoprong.data.sources import load_data
@@ -51,12 +51,13 @@ def attack(
     data_root: Annotated[Path | None, typer.Option(help="Where cifar10's files are.")] = None,
     image_size: Annotated[int | None, typer.Option(min=4, help="Resize a directory's images to this square.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, typer.Option(help="Of the networks; bf16 is for GPUs.")] = Precision.fp32,
+    precision: Annotated[Precision, typer.Option(help="Of the attack's networks; auto is bf16 on a GPU.")] = Precision.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary for machines.")] = False,
 ) -> None:
     """Attack a bundle, or a bare classifier, with whole batches of test images."""
     chosen = make_attack(name, eps, norm, assignments or [], slots)
     where = choose(device)
+    inner = resolve(precision, where)
     source = load_data(data, data_root, image_size).to(where)
     model = _target(bundle, classifier, weights, bare, source, where)
     part = source.test[:images]
@@ -67,13 +68,13 @@ def attack(
             place.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with progress_bars() as progress:
-        batches = attack_batches(chosen, model, part, size, seed, progress, computing(precision, where))
+        batches = attack_batches(chosen, model, part, size, seed, progress, inner)
     originals = part.images.cpu()
     summary = {
         **_summarise(name, chosen, batches, originals, time.perf_counter() - start),
         "seed": seed,
         "batch_size": size,
-        "precision": precision.value,
+        "precision": inner,
         "settings": json_settings(chosen),
     }
     if file is not None:

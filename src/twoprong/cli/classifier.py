@@ -11,6 +11,7 @@ from twoprong.data.tensors import ImageData
 from twoprong.defense import Defense, load
 from twoprong.errors import InputError
 from twoprong.models.layout import channels_last
+from twoprong.models.precision import Precision
 from twoprong.models.zoo import build
 from twoprong.progress import Progress
 from twoprong.recipe import train_named
@@ -18,7 +19,14 @@ from twoprong.storage import load_tensors
 
 
 def get_classifier(
-    name: str, weights: Path | None, data: ImageData, config: FitConfig, work: Path, resume: bool, progress: Progress
+    name: str,
+    weights: Path | None,
+    data: ImageData,
+    config: FitConfig,
+    work: Path,
+    resume: bool,
+    progress: Progress,
+    precision: Precision,
 ) -> nn.Module:
     """A frozen classifier in eval mode, on the data's device.
 
@@ -26,7 +34,7 @@ def get_classifier(
     `module:factory` is imported (the current directory first) and taken as it comes.
     """
     if ":" not in name and weights is None:
-        return train_named(name, data.train, len(data.classes), config, work, resume, progress)
+        return train_named(name, data.train, len(data.classes), config, work, resume, progress, precision)
     return get_trained(name, weights, data)
 
 

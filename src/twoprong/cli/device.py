@@ -5,6 +5,7 @@ from enum import StrEnum
 import torch
 
 from twoprong.errors import InputError
+from twoprong.models.precision import Precision as ComputePrecision
 
 
 class Device(StrEnum):
@@ -14,17 +15,21 @@ class Device(StrEnum):
 
 
 class Precision(StrEnum):
+    auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
 
 
-def computing(precision: Precision, device: torch.device) -> torch.autocast:
-    """A region in which networks run in the wished precision; kernels and statistics stay in float32."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=precision is Precision.bf16)
+def resolve(precision: Precision, device: torch.device) -> ComputePrecision:
+    """The precision asked for; `auto` is bf16 on a GPU and fp32 elsewhere."""
+    if precision is Precision.auto:
+        return "bf16" if device.type == "cuda" else "fp32"
+    return "bf16" if precision is Precision.bf16 else "fp32"
 
 
 def choose(device: Device) -> torch.device:
     """The device asked for; `auto` is the GPU where there is one. Raises InputError for a GPU that is not there."""
+    torch.backends.cudnn.benchmark = True  # batches have one shape: trying convolution algorithms once pays
     if device is Device.cuda and not torch.cuda.is_available():
         raise InputError("--device cuda: no CUDA device is visible; use --device cpu, or auto")
     if device is Device.auto:

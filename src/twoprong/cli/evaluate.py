@@ -11,7 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from twoprong.cli.classifier import get_classifier, get_defense, get_trained
-from twoprong.cli.device import Device, Precision, choose, computing
+from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.config import PRESETS, FitConfig, as_number
 from twoprong.data.sources import load_data
@@ -19,6 +19,7 @@ from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
 from twoprong.evaluate.protocols import PROTOCOLS
 from twoprong.evaluate.run import evaluate as run_evaluation
+from twoprong.models.precision import Precision as ComputePrecision
 from twoprong.progress import Progress
 
 
@@ -54,15 +55,21 @@ def evaluate(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a sanity check failed.")] = False,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    precision: Annotated[
-        Precision, typer.Option(help="Of the networks while attacking; bf16 is for GPUs.")
-    ] = Precision.fp32,
+    precision: Annotated[Precision, typer.Option(help="Of the attacks' networks; auto is bf16 on a GPU.")] = Precision.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
 ) -> None:
     """Attack a bundle by a protocol and say honestly what it withstands. docs/evaluate.md explains every number."""
     if protocol not in PROTOCOLS:
         raise InputError(f"--protocol {protocol}: expected one of {', '.join(PROTOCOLS)}")
+    for option, file, partner, name in (
+        ("--weights", weights, "--classifier", classifier),
+        ("--surrogate-weights", surrogate_weights, "--surrogate", surrogate),
+    ):
+        if file is not None and name is None:
+            raise InputError(f"{option} {file}: expected {partner} beside it, got none")
+    budget = None if eps is None else _number(eps)
     where = choose(device)
+    inner = resolve(precision, where)
     source = load_data(data, data_root, image_size).to(where)
     given = get_trained(classifier, weights, source) if classifier is not None else None
     defense = get_defense(bundle, given, source)
@@ -76,15 +83,16 @@ def evaluate(
             out=directory,
             train=source.train,
             against=second,
-            surrogate=_surrogate(surrogate, surrogate_weights, source, data, directory, seed, progress),
-            eps=None if eps is None else _number(eps),
+            surrogate=_surrogate(surrogate, surrogate_weights, source, data, directory, seed, inner, progress),
+            eps=budget,
             norm=norm,
             batch_size=batch_size,
             count=images,
             seed=seed,
             resume=resume,
             progress=progress,
-            region=computing(precision, where),
+            precision=inner,
+            source=source.name,
             command=shlex.join(["twoprong", *sys.argv[1:]]),
         )
     if as_json:
@@ -106,13 +114,20 @@ def _needs(bundle: Path | None) -> bool:
 
 
 def _surrogate(
-    name: str | None, weights: Path | None, source: ImageData, data: str, directory: Path, seed: int, progress: Progress
+    name: str | None,
+    weights: Path | None,
+    source: ImageData,
+    data: str,
+    directory: Path,
+    seed: int,
+    precision: ComputePrecision,
+    progress: Progress,
 ) -> nn.Module | None:
     """Another classifier; named without weights it is trained here, with a seed that is not the bundle's, and kept."""
     if name is None:
         return None
     config = PRESETS.get(data, FitConfig()).model_copy(update={"seed": seed + 1_000_003})
-    return get_classifier(name, weights, source, config, directory / "surrogate", True, progress)
+    return get_classifier(name, weights, source, config, directory / "surrogate", True, progress, precision)
 
 
 def _number(text: str) -> float:

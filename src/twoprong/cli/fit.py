@@ -9,7 +9,7 @@ from rich.markup import escape
 
 from twoprong.bundle import check_target
 from twoprong.cli.classifier import get_classifier
-from twoprong.cli.device import Device, choose
+from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.config import PRESETS, load_config
 from twoprong.data.sources import load_data
@@ -43,6 +43,9 @@ def fit(
     resume: Annotated[bool, typer.Option(help="Continue a run that was stopped.")] = False,
     overwrite: Annotated[bool, typer.Option(help="Replace a bundle that is already there.")] = False,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    precision: Annotated[
+        Precision, typer.Option(help="Of networks in training and crafting; auto is bf16 on a GPU.")
+    ] = Precision.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary for machines.")] = False,
 ) -> None:
     """Put the defence around a classifier and write it as a bundle.
@@ -53,6 +56,7 @@ def fit(
     check_target(bundle, overwrite)
     settings = load_config(config, assignments or (), base=PRESETS.get(data))
     where = choose(device)
+    inner = resolve(precision, where)
     images = load_data(data, data_root, image_size, strict).to(where)
     unseen = None
     if held_out is not None:
@@ -62,11 +66,18 @@ def fit(
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bars() as progress:
-        model = get_classifier(classifier, weights, images, settings, folder, resume, progress)
+        model = get_classifier(classifier, weights, images, settings, folder, resume, progress, inner)
         bare = accuracy(model, images.test)
         err.print(f"{classifier}: {bare:.2%} of {len(images.test):,} clean test images", highlight=False)
         defense = fit_defense(
-            model, images.train, config=settings, held_out=unseen, work=folder, resume=resume, progress=progress
+            model,
+            images.train,
+            config=settings,
+            held_out=unseen,
+            work=folder,
+            resume=resume,
+            progress=progress,
+            precision=inner,
         )
     defense.about |= {"classes": list(images.classes), "data": images.name}
     sizes = defense.detector.batch_sizes

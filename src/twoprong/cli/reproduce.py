@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from twoprong.cli.classifier import get_trained
-from twoprong.cli.device import Device, Precision, choose
+from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
@@ -55,7 +55,7 @@ def reproduce(
     resume: Annotated[bool, typer.Option(help="Continue a run that was stopped.")] = False,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, typer.Option(help="Of the attacks' networks; bf16 is for GPUs.")] = Precision.fp32,
+    precision: Annotated[Precision, typer.Option(help="Of the networks; auto is bf16 on a GPU.")] = Precision.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
 ) -> None:
     """Measure a table of the paper here and show it beside the paper's numbers."""
@@ -78,7 +78,7 @@ def reproduce(
             trained=trained,
             held_out=unseen,
             seed=seed,
-            precision=precision.value,
+            precision=resolve(precision, where),
             command=shlex.join(["twoprong", *sys.argv[1:]]),
             progress=progress,
         )

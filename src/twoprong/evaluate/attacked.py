@@ -1,8 +1,6 @@
 """An attack over a data set, batch by batch, scored on fresh draws of the defence's noise."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +9,9 @@ from twoprong.attacks.base import Attack, AttackResult, Model, evaluating
 from twoprong.attacks.partial import Partial
 from twoprong.attacks.target import as_target
 from twoprong.data.tensors import Labelled
+from twoprong.evaluate.accelerated import accelerated
 from twoprong.evaluate.subjects import DRAWS
+from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator
 
@@ -48,20 +48,19 @@ def attack_batches(
     size: int,
     seed: int,
     progress: Progress = silent,
-    region: AbstractContextManager[Any] | None = None,
+    precision: Precision = "fp32",
 ) -> list[Attacked]:
     """Attack the images in order, in batches of `size` (the last may be smaller), each with a stream of its own.
 
-    The attack computes inside `region` (a precision, say); scoring does not.
+    The attack computes in `precision`; scoring does not.
     """
-    target, done = as_target(model), []
+    target, attacked, done = as_target(model), accelerated(model, precision, data.images), []
     starts = range(0, len(data), size)
     for number, start in enumerate(starts):
         part = data[start : start + size]
         device = part.images.device
         draw = generator(seed, "attack", number, device=device)
-        with region or nullcontext():
-            result = attack(target, part.images, part.labels, draw)
+        result = attack(attacked, part.images, part.labels, draw)
         with evaluating(target):
             outcomes = [target.decide(result.images, draw) for _ in range(DRAWS)]
         correct = torch.stack([outcome.logits.argmax(1) == part.labels for outcome in outcomes])

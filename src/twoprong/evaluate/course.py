@@ -1,29 +1,32 @@
 """The course of an evaluation: all that decides its numbers, and the pieces they are made of, each computed once."""
 
+import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from importlib import metadata
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from twoprong.attacks.norms import NORMS
 from twoprong.attacks.partial import Partial
-from twoprong.attacks.target import Plain, Target
-from twoprong.data.tensors import Labelled
+from twoprong.attacks.target import Target, as_target
+from twoprong.data.tensors import Labelled, check_labels
 from twoprong.defense import Defense
 from twoprong.errors import InputError
+from twoprong.evaluate.accelerated import accelerated
 from twoprong.evaluate.clock import Clock
 from twoprong.evaluate.magnet import MagNet, train_magnet
 from twoprong.evaluate.measure import partition
-from twoprong.evaluate.protocols import KNOWLEDGE, Item, Setting, left_out, protocol_items
+from twoprong.evaluate.protocols import KNOWLEDGE, THREATS, Item, Setting, left_out, protocol_items
 from twoprong.evaluate.store import Piece, Store
 from twoprong.evaluate.strips import SHOWN
 from twoprong.evaluate.subjects import judge_all, subjects_of
 from twoprong.evaluate.tally import slots, tally
+from twoprong.models.precision import Precision
 from twoprong.progress import Progress
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint
@@ -47,6 +50,7 @@ class Plan:
     train: Tensor | None = None
     against: Defense | None = None
     surrogate: nn.Module | None = None
+    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
@@ -54,15 +58,44 @@ class Plan:
         if not self.eps > 0:
             raise InputError(f"eps: expected a number above 0, got {self.eps}")
         shape = tuple(self.defense.reference_images().shape[1:])
-        for name, other in (("images", self.data.images), ("train", self.train)):
+        second = None if self.against is None else self.against.reference_images()
+        for name, other in (("images", self.data.images), ("train", self.train), ("against", second)):
             if other is not None and tuple(other.shape[1:]) != shape:
                 raise InputError(f"{name}: expected {shape}, as the defence was fitted on, got {tuple(other.shape[1:])}")
+        with torch.no_grad():
+            classes = self.defense.logits(self.data.images[:2], "clean").shape[-1]
+        check_labels(self.data.labels, len(self.data), classes)
         for name, one in (("defense", self.defense), ("against", self.against)):
             if one is not None and self.batch_size not in one.detector.batch_sizes:
                 sizes = one.detector.batch_sizes
                 raise InputError(f"batch size: {name} tests {sizes[0]} to {sizes[-1]} images, got {self.batch_size}")
         if self.count < self.batch_size:
             raise InputError(f"images: expected at least one batch of {self.batch_size}, got {self.count}; give more images")
+        self._check_items()
+
+    def _check_items(self) -> None:
+        """What a list of somebody's own items may get wrong. Names are also those of files."""
+        items, subjects = self.items(), self.setting.subjects
+        files = [_piece_name(item, 0) for item in items]
+        wrong = [
+            f"two items are called {item.name!r}" for item, file in zip(items, files, strict=True) if files.count(file) > 1
+        ]
+        for item in items:
+            if item.threat not in THREATS:
+                wrong.append(f"{item.name}: threat {item.threat!r}, expected one of {', '.join(THREATS)}")
+            if item.target not in subjects:
+                wrong.append(f"{item.name}: target {item.target!r}, expected one of {', '.join(subjects)}")
+        if not any(self.counts(item) for item in items):
+            wrong.append(
+                f"no item with all slots at the budget of this run, {self.norm} {self.eps:.4g}: nothing is a worst case"
+            )
+        if wrong:
+            raise InputError(f"protocol: {'; '.join(dict.fromkeys(wrong))}")
+
+    def counts(self, item: Item) -> bool:
+        """Whether an item counts in the worst case: all slots, at the headline budget."""
+        at_headline = (item.attack.eps, item.attack.norm) == (self.eps, self.norm)
+        return item.threat in KNOWLEDGE and item.share is None and at_headline
 
     @property
     def name(self) -> str:
@@ -73,7 +106,7 @@ class Plan:
         extra = {"magnet": self.train, "against": self.against, "surrogate": self.surrogate}
         there = [name for name, given in extra.items() if given is not None]
         subjects = ("defense", "bare", "denoiser", "reject", *there)
-        return Setting(self.eps, self.norm, subjects, large=max(self.data.images.shape[2:]) > 64)
+        return Setting(self.eps, self.norm, subjects, self.batch_size, large=max(self.data.images.shape[2:]) > 64)
 
     def items(self) -> list[Item]:
         return protocol_items(self.protocol, self.setting) if isinstance(self.protocol, str) else list(self.protocol)
@@ -90,28 +123,36 @@ class Plan:
     def key(self) -> str:
         """A digest of everything that decides the numbers."""
         given = [one for one in (self.against, self.surrogate, self.train) if one is not None]
-        settings = [self.name, self.eps, self.norm, self.batch_size, self.count, self.seed]
-        attacks = [[item.name, item.threat, item.target, item.key, item.share, item.settings()] for item in self.items()]
-        config = self.defense.config.model_dump(mode="json")
-        device = self.data.images.device.type
+        settings = [self.name, self.eps, self.norm, self.batch_size, self.count, self.seed, self.precision]
+        attacks = [
+            [item.name, item.threat, item.target, item.key, item.share, item.keep, item.curve, item.settings()]
+            for item in self.items()
+        ]
+        both = [one for one in (self.defense, self.against) if one is not None]
+        configs = [[one.config.model_dump(mode="json"), one.features.source] for one in both]
+        made = [FORMAT, metadata.version("twoprong"), self.data.images.device.type]
         return fingerprint(
-            self.defense, self.data.images, self.data.labels, *given, settings, attacks, config, [FORMAT, device]
+            self.defense, self.data.images, self.data.labels, *given, settings, attacks, _plain(configs), made
         )
+
+
+def _plain(value: Any) -> Any:
+    """A function (a source of features) by its name: all that JSON can say of it."""
+    return json.loads(json.dumps(value, default=lambda made: getattr(made, "__qualname__", type(made).__name__)))
 
 
 class Course:
     """A plan being carried out: every piece is read from the store, or computed and put there."""
 
-    def __init__(self, plan: Plan, store: Store, progress: Progress, region: AbstractContextManager[Any] | None) -> None:
-        self.plan, self.store, self.region = plan, store, region
+    def __init__(self, plan: Plan, store: Store, progress: Progress) -> None:
+        self.plan, self.store = plan, store
         self.items, self.batches, self.not_run = plan.items(), plan.batches(), plan.left_out()
         whole = len(plan.data) // plan.batch_size
         total = len(self.batches) * (UNTOUCHED_COST + sum(item.cost() for item in self.items)) + whole * CLEAN_COST
         self.clock = Clock(progress, total + STUDY_COST + CHECKS_COST + (MAGNET_COST if plan.train is not None else 0))
-        self.subjects = subjects_of(plan.defense, self._magnet(), plan.against)
-        self.targets: dict[str, Target] = {name: subject.target for name, subject in self.subjects.items()}
-        if plan.surrogate is not None:
-            self.targets["surrogate"] = Plain(plan.surrogate)
+        magnet = self._magnet()
+        self.subjects = subjects_of(plan.defense, magnet, plan.against)
+        self.targets = self._targets(magnet)
 
     def piece(
         self, name: str, part: str, cost: float, make: Callable[[], Piece]
@@ -127,6 +168,17 @@ class Course:
         tensors, numbers = self.store.piece(name, timed)
         self.clock.add(part, cost, numbers["seconds"], fresh)
         return tensors, numbers
+
+    def _targets(self, magnet: MagNet | None) -> dict[str, Target]:
+        """What attacks compute on, by name: the subjects, or their fast forms, and the surrogate."""
+        plan = self.plan
+        defense = accelerated(plan.defense, plan.precision, plan.data.images)
+        against = None if plan.against is None else accelerated(plan.against, plan.precision, plan.data.images)
+        named = subjects_of(cast(Defense, defense), magnet, cast(Defense | None, against))
+        targets = {name: subject.target for name, subject in named.items()}
+        if plan.surrogate is not None:
+            targets["surrogate"] = as_target(accelerated(plan.surrogate, plan.precision, plan.data.images))
+        return targets
 
     def part(self, number: int) -> Labelled:
         """A batch that is attacked."""
@@ -193,7 +245,6 @@ class Course:
                 return None
         by_subject = {name: [record["subjects"][name] for record in records] for name in self.subjects}
         taken = [record["slots"] for record in records]
-        at_headline = (item.attack.eps, item.attack.norm) == (self.plan.eps, self.plan.norm)
         partial = None
         if item.share is not None:
             partial = {
@@ -207,7 +258,7 @@ class Course:
             "settings": item.settings(),
             "eps": item.attack.eps,
             "share": item.share,
-            "in_worst_case": item.threat in KNOWLEDGE and item.share is None and at_headline,
+            "in_worst_case": self.plan.counts(item),
             "subjects": {name: tally(entries) for name, entries in by_subject.items()},
             "slots": partial,
             "seconds": round(sum(record["seconds"] for record in records), 2),
@@ -225,8 +276,7 @@ class Course:
         def make() -> Piece:
             part, device = self.part(number), plan.data.images.device
             draw = generator(plan.seed, "attack", item.name, number, device=device)
-            with self.region or nullcontext():
-                result = item.attack(self.targets[item.target], part.images, part.labels, draw)
+            result = item.attack(self.targets[item.target], part.images, part.labels, draw)
             taken = None
             if isinstance(item.attack, Partial):  # the first thing that it draws
                 again = generator(plan.seed, "attack", item.name, number, device=device)

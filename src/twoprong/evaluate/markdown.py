@@ -55,7 +55,8 @@ def to_markdown(results: dict[str, Any]) -> str:
                 "worst case per batch",
                 "95 % interval",
                 "per image",
-                "refused, attacked",
+                "refused then",
+                "right of the accepted",
             ),
             [_subject_row(results, name) for name in subjects(results)],
             words=1,
@@ -196,7 +197,7 @@ def _subject_row(results: dict[str, Any], name: str) -> list[str]:
     clean, worst = results["clean"]["subjects"].get(name, {}), results["worst_case"].get(name, {})
     before = [SUBJECTS.get(name, name), percent(clean.get("accuracy")), percent(clean.get("rejected"))]
     shares = [percent(worst.get("per_batch")), between(worst.get("per_batch_interval")), percent(worst.get("per_sample"))]
-    return [*before, *shares, percent(worst.get("rejected"))]
+    return [*before, *shares, percent(worst.get("rejected")), percent(worst.get("accuracy_accepted"))]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 2) -> str:

@@ -22,6 +22,7 @@ from twoprong.evaluate.subjects import Subject as Judged
 from twoprong.evaluate.subjects import judge
 from twoprong.evaluate.tally import tally
 from twoprong.evaluate.workshop import Subject, Workshop, variant
+from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint, write_atomic
@@ -43,7 +44,7 @@ def reproduce(
     trained: Callable[[str], nn.Module] | None = None,
     held_out: Labelled | None = None,
     seed: int = 0,
-    precision: str = "fp32",
+    precision: Precision = "fp32",
     command: str | None = None,
     progress: Progress = silent,
 ) -> dict[str, Any]:
@@ -52,8 +53,8 @@ def reproduce(
     Beside it: `results.md`, `bundles/` with every defence that was measured, `work/` with finished pieces. With `resume` a
     killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work` (`out/work` where it is
     not given) under digests of all they depend on, so experiments that share it do not make them twice. `images` are how
-    many are attacked; `classifier` is protected instead of the paper's; `trained` gives it ready-made. Attacks, and nothing
-    else, compute in `precision`, "fp32" or "bf16".
+    many are attacked; `classifier` is protected instead of the paper's; `trained` gives it ready-made. Training and attacks
+    compute in `precision`; scores are float32.
     """
     experiment = load_experiment(name)
     chosen = experiment.scale(scale)

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.attacks.base import Attack
-from twoprong.data.tensors import Labelled, as_labelled
+from twoprong.data.tensors import Labelled, as_labelled, check_images
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluate import sanity
@@ -26,6 +25,7 @@ from twoprong.evaluate.study import study
 from twoprong.evaluate.subjects import DRAWS, judge
 from twoprong.evaluate.tally import tally, worst_case
 from twoprong.evaluate.threads import sensible, threads
+from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.recipe import Images
 from twoprong.seeds import generator
@@ -69,8 +69,9 @@ def evaluate(
     seed: int = 0,
     resume: bool = False,
     progress: Progress = silent,
-    region: AbstractContextManager[Any] | None = None,
+    precision: Precision = "fp32",
     command: str | None = None,
+    source: str | None = None,
 ) -> Evaluation:
     """Attack a defence by a protocol (quick, paper, strong, or a list of items) and say what is left of its accuracy.
 
@@ -78,7 +79,8 @@ def evaluate(
     are attacked in batches of `batch_size`. The budget is the one the defence was fitted for unless `eps` and `norm` say
     otherwise. `train` (clean training images) is for the MagNet baseline, `against` a second defence to compare with,
     `surrogate` a classifier whose adversarial images are transferred. With `out`, results.json, report.html and results.md
-    go there, and `resume=True` continues a killed run to the same numbers. Attacks compute inside `region` (a precision).
+    go there (`source` names the images in them), and `resume=True` continues a killed run to the same numbers. Attacks
+    compute in `precision`; scores do not.
     """
     fitted = defense.config.attack
     if eps is None and norm not in (None, fitted.norm):
@@ -94,30 +96,38 @@ def evaluate(
         min(batch_size, len(data)),
         min(len(data), len(data) if wanted is None else wanted),
         seed,
-        None if train is None else as_labelled(train).images,
+        _pictures(train),
         against,
         surrogate,
+        precision,
     )
     folder = None if out is None else Path(out)
     store = Store(None if folder is None else folder / "work", plan.key, resume)
     with threads(sensible(data.images, plan.batch_size)):
-        results = _results(Course(plan, store, progress, region), command)
+        results = _results(Course(plan, store, progress), command, source)
     if folder is not None:
         _write(results, folder)
     return Evaluation(results)
 
 
-def _results(course: Course, command: str | None) -> dict[str, Any]:
+def _pictures(train: Images | None) -> Tensor | None:
+    """Training images by whatever they come in; their labels, if any, are not needed."""
+    if train is None:
+        return None
+    return check_images(train) if isinstance(train, Tensor) else as_labelled(train).images
+
+
+def _results(course: Course, command: str | None, source: str | None) -> dict[str, Any]:
     """The content of results.json, part by part."""
     plan = course.plan
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    check = course.part(0)[: CHECKED.get(plan.name, plan.batch_size)]
+    check = course.part(0)[: max(plan.defense.detector.batch_sizes[0], CHECKED.get(plan.name, plan.batch_size))]
     checks = _first_checks(course, check)
     clean, untouched = course.clean(), course.untouched()
     ran = [(item, entry) for item in course.items if (entry := course.attack(item, untouched)) is not None]
     attacks = [entry for item, entry in ran if item.curve is None or entry["in_worst_case"]]
     curve = _curve(ran, untouched)
-    detector = _detector(course)
+    detector = _detector(course, ran)
     worst = {name: worst_case(attacks, name) for name in course.subjects}
     checks += _last_checks(course, check, untouched, ran, curve, detector)
     pictures = strips(plan.defense, course.part(0), _shown(course, ran), plan.seed)
@@ -128,12 +138,14 @@ def _results(course: Course, command: str | None) -> dict[str, Any]:
         "reliable": all(one["status"] != "failed" for one in checks),
         "run": {
             "protocol": plan.name,
+            "data": source,
             "seed": plan.seed,
             "norm": plan.norm,
             "eps": plan.eps,
             "batch_size": plan.batch_size,
             "images": len(course.chosen()),
             "draws": DRAWS,
+            "precision": plan.precision,
             "key": plan.key,
             "command": command,
             "started": started,
@@ -188,11 +200,11 @@ def _curve(ran: list[tuple[Item, dict[str, Any]]], untouched: list[dict[str, Any
     return sorted(points, key=lambda point: (str(point["attack"]), point["eps"]))
 
 
-def _detector(course: Course) -> dict[str, Any]:
-    """The detector study, on all clean images and on those that PGD on the bare classifier has attacked."""
+def _detector(course: Course, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Any]:
+    """The detector study, on all clean images and on those that PGD on the bare classifier has attacked, if it could."""
     plan = course.plan
-    kept = [item for item in course.items if item.keep]
-    if not kept:
+    kept = [item for item, _ in ran if item.keep]
+    if plan.eps not in [item.attack.eps for item in kept]:
         return {}
 
     def make() -> Piece:
@@ -214,7 +226,7 @@ def _first_checks(course: Course, check: Labelled) -> list[dict[str, Any]]:
         return {}, {
             "checks": [
                 sanity.unseen(plan.defense, plan.data),
-                sanity.gradients(plan.defense, check, plan.eps, plan.seed),
+                sanity.gradients(plan.defense, check, plan.eps, plan.norm, plan.seed),
                 sanity.swapped(plan.defense, check, plan.seed),
                 sanity.large_budget(plan.defense, check, plan.seed),
             ]
@@ -234,25 +246,27 @@ def _last_checks(
     """What only the results can tell."""
     plan, entries = course.plan, [entry for _, entry in ran]
     counted = [(item, entry) for item, entry in ran if entry["in_worst_case"]]
+    mine = [(item, entry) for item, entry in counted if item.target not in ("magnet", "against")]
 
     def left(entry: dict[str, Any]) -> float:
         return float(entry["subjects"]["defense"]["accuracy"])
 
     found = []
     by_threat = {
-        threat: worst_case([entry for _, entry in counted if entry["threat_model"] == threat], "defense")["per_batch"]
-        for threat in dict.fromkeys(entry["threat_model"] for _, entry in counted)
+        threat: worst_case([entry for _, entry in mine if entry["threat_model"] == threat], "defense")["per_batch"]
+        for threat in dict.fromkeys(entry["threat_model"] for _, entry in mine)
     }
     found.append(sanity.ordered(by_threat, len(course.chosen())))
     targets = {item.curve: item.target for item, _ in ran if item.curve is not None}
     if curve:
         found.append(sanity.monotone(curve, targets, len(course.chosen())))
-    if "noise" in by_threat:
-        clean = tally([batch["defense"] for batch in untouched])["accuracy"]
-        found.append(sanity.harmless_noise(clean, by_threat["noise"]))
+    noise = next((entry for _, entry in counted if entry["threat_model"] == "noise"), None)
+    if noise is not None:
+        clean = {name: tally([batch[name] for batch in untouched])["accuracy"] for name in ("defense", "bare")}
+        found.append(sanity.harmless_noise(clean, {name: noise["subjects"][name]["accuracy"] for name in clean}))
     found.append(sanity.in_ball(entries))
     if detector:
-        found.append(sanity.false_alarms(detector))
+        found.append(sanity.false_alarms(detector, plan.defense.config.detector.threshold is None))
 
     def make() -> Piece:
         kept = [item for item, _ in ran if item.keep]
@@ -268,21 +282,21 @@ def _last_checks(
     return found
 
 
-def _score(course: Course, item: Item, attack: Attack, check: Labelled) -> float:
-    """The accuracy that an attack leaves the defence on the checked images."""
+def _score(course: Course, item: Item, attack: Attack, check: Labelled) -> list[float]:
+    """What an attack leaves the defence of the checked images: for each the share of draws in which it is right."""
     plan = course.plan
     changed = replace(item, attack=attack)
     name = "-".join(f"{key}{value}" for key, value in changed.settings().items() if key in ("steps", "draws", "restarts"))
 
     def make() -> Piece:
         device = check.images.device
-        result = attack(
-            course.targets[item.target], check.images, check.labels, generator(plan.seed, "sanity", name, device=device)
-        )
-        draw = generator(plan.seed, "sanity", "score", name, device=device)
-        return {}, {"accuracy": tally([judge(course.subjects["defense"], result.images, check.labels, draw)])["accuracy"]}
+        draw = generator(plan.seed, "sanity", "convergence", device=device)
+        result = attack(course.targets[item.target], check.images, check.labels, draw)
+        draw = generator(plan.seed, "sanity", "convergence score", device=device)
+        found = judge(course.subjects["defense"], result.images, check.labels, draw)
+        return {}, {"right": [count / len(found["by_draw"]) for count in found["correct"]]}
 
-    return float(course.piece(f"sanity/{item.key}-{name}", "sanity checks", CHECKS_COST / 10, make)[1]["accuracy"])
+    return list(course.piece(f"sanity/{item.key}-{name}", "sanity checks", CHECKS_COST / 10, make)[1]["right"])
 
 
 def _shown(course: Course, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Tensor]:

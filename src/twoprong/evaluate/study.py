@@ -19,6 +19,7 @@ CLASSES = (1, 2, 5)
 BATCHES = 400  # at most, per point of a curve
 ROUNDS = 25  # random partitions of the images, at most
 JUDGED = 10  # batches that are also classified, for the accuracies
+MOST = 10_000  # clean images: all their kernel values are kept
 
 
 class Pool:
@@ -46,6 +47,7 @@ def study(
     `attacked` what became of them, in the same order, by budget; `size` and `eps` are the headline's.
     """
     work = _Study(defense, seed)
+    clean = clean[:MOST]
     everything = Pool(defense, clean.images)
     pools = {budget: Pool(defense, torch.cat([chosen.images, images])) for budget, images in sorted(attacked.items())}
     usual, count = pools[eps], len(chosen)
@@ -71,7 +73,7 @@ def study(
             "by_share": [
                 {"share": share}
                 | work.judged(usual, chosen.labels.repeat(2), lambda s=share: work.mixtures(count, size, s), size, count)  # type: ignore[misc]
-                for share in SHARES
+                for share in sorted({max(1, round(share * size)) / size for share in SHARES})
             ],
         },
         "roc": [{"eps": budget} | _roc(clean_statistics, values) for budget, values in by_eps.items()],
@@ -135,7 +137,12 @@ class _Study:
             defended += int((self.defense(images, draw).labels == true).sum())
             undefended += int((self.defense.logits(images, "clean")[0].argmax(1) == true).sum())
             seen += len(index)
-        return self.rate(pool, batches(), size, count) | {"defended": defended / seen, "undefended": undefended / seen}
+        rates = self.rate(pool, batches(), size, count)
+        distinct = min(seen, count)  # batches repeat images: the interval is for as many as there are
+        for name, hits in (("defended", defended), ("undefended", undefended)):
+            share = hits / seen
+            rates |= {name: share, f"{name}_interval": wilson(round(share * distinct), distinct)}
+        return rates
 
     @torch.no_grad()
     def skewed(self, pool: Pool, labels: Tensor, size: int) -> list[dict[str, Any]]:

@@ -21,7 +21,10 @@ def tally(entries: Sequence[Entry]) -> dict[str, Any]:
         "flagged": sum(flags) / len(flags) if flags else None,
         "flagged_interval": wilson(sum(flags), len(flags)) if flags else None,
         "rejected": refused / images,
+        "rejected_interval": wilson(round(refused), images),
         "fooled": max(0.0, 1 - (right + refused) / images),
+        "fooled_interval": wilson(round(images - right - refused), images),
+        **_accepted(right, images - refused),
     }
 
 
@@ -42,6 +45,7 @@ def slots(entries: Sequence[Entry], clean: Sequence[Entry], attacked: Sequence[S
         "others": _mean(others),
         "others_interval": wilson(round(sum(others)), len(others)),
         "others_clean": _mean(before),
+        "others_clean_interval": wilson(round(sum(before)), len(before)),
     }
 
 
@@ -51,7 +55,7 @@ def worst_case(attacks: Iterable[Mapping[str, Any]], subject: str) -> dict[str, 
     What is minimised is the share that is not fooled: right, or refused.
     """
     counted = [attack for attack in attacks if attack["in_worst_case"]]
-    per_batch, per_sample, refused, chosen, images = 0.0, 0.0, 0.0, [], 0
+    per_batch, per_sample, refused, right, chosen, images = 0.0, 0.0, 0.0, 0.0, [], 0
     for number in range(len(counted[0]["batches"])):
         entries = {attack["name"]: attack["batches"][number]["subjects"][subject] for attack in counted}
         safe = {name: _safe(entry) for name, entry in entries.items()}
@@ -60,6 +64,7 @@ def worst_case(attacks: Iterable[Mapping[str, Any]], subject: str) -> dict[str, 
         per_batch += sum(safe[name])
         per_sample += sum(min(column) for column in zip(*safe.values(), strict=True))
         refused += sum(entries[name]["rejected"] or [0]) / len(entries[name]["by_draw"])
+        right += sum(entries[name]["correct"]) / len(entries[name]["by_draw"])
         images += len(safe[name])
     return {
         "per_batch": per_batch / images,
@@ -67,7 +72,17 @@ def worst_case(attacks: Iterable[Mapping[str, Any]], subject: str) -> dict[str, 
         "per_sample": per_sample / images,
         "per_sample_interval": wilson(round(per_sample), images),
         "rejected": refused / images,
+        "rejected_interval": wilson(round(refused), images),
+        **_accepted(right, images - refused),
         "chosen": chosen,
+    }
+
+
+def _accepted(right: float, accepted: float) -> dict[str, Any]:
+    """The accuracy on what was not refused; none where everything was."""
+    return {
+        "accuracy_accepted": right / accepted if accepted else None,
+        "accuracy_accepted_interval": wilson(round(right), round(accepted)),
     }
 
 

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.attacks import Attack
+from twoprong.attacks.base import Model
 from twoprong.checkpoint import Checkpoint
 from twoprong.config import FitConfig
 from twoprong.data.splits import split
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense, load
+from twoprong.evaluate.accelerated import accelerated
 from twoprong.evaluate.experiment import Scale, Spec
 from twoprong.evaluate.store import Store
+from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.recipe import CHECKPOINTS, fit, train_named
 from twoprong.robust import train_robust
@@ -41,7 +44,7 @@ class Workshop:
     """Makes what a cell needs, or finds it in `folder`: names there are digests, so several experiments may share it.
 
     `trained(name)` gives the protected classifier where it is not to be trained here; `held_out` are images that it has
-    not seen, for reference and calibration. Attacks compute in `precision`, "fp32" or "bf16"; all else in float32.
+    not seen, for reference and calibration. Training and attacks compute in `precision`; scores are float32.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Workshop:
         seed: int,
         trained: Callable[[str], nn.Module] | None = None,
         held_out: Labelled | None = None,
-        precision: str = "fp32",
+        precision: Precision = "fp32",
         progress: Progress = silent,
     ) -> None:
         self.folder, self.data, self.scale, self.seed = folder, data, scale, seed
@@ -87,7 +90,7 @@ class Workshop:
         """The fitted defence; its `about` says how long the fit took. A constant threshold costs no fit of its own."""
         config = self.scale.config(spec, self.seed)
         classifier, work = self._protected(spec)
-        key = fingerprint(classifier, self.data_key, config.model_dump(), spec.fresh)[:16]
+        key = fingerprint(classifier, self.data_key, config.model_dump(), spec.fresh, self.precision)[:16]
         if key not in self._made:
             bundle = self.folder / "bundles" / key
             if not bundle.exists():
@@ -119,20 +122,19 @@ class Workshop:
         store = Store(self.folder / "attacked" / key[:16], key, resume=True)
         least = self.scale.config(spec, self.seed).detector.min_batch_size
         batches = [part[start : start + size] for start in range(0, len(part), size) if len(part) - start >= least]
-        made = []
+        quick, made = accelerated(target, self.precision, part.images), []
         for number, batch in enumerate(batches):
-            tensors, numbers = store.piece(f"{number:05d}", lambda n=number, b=batch: self._craft(attack, target, b, n))  # type: ignore[misc]
+            tensors, numbers = store.piece(f"{number:05d}", lambda n=number, b=batch: self._craft(attack, quick, b, n))  # type: ignore[misc]
             made.append(Crafted(batch, tensors["images"].to(batch.images.device), numbers["seconds"]))
             self.progress("attack", number + 1, len(batches), spec.attack)
         return made
 
     def _craft(
-        self, attack: Attack, target: Subject, batch: Labelled, number: int
+        self, attack: Attack, target: Model, batch: Labelled, number: int
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         start, device = time.perf_counter(), batch.images.device
         draw = generator(self.seed, "attack", number, device=device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            found = attack(target, batch.images, batch.labels, draw).images
+        found = attack(target, batch.images, batch.labels, draw).images
         return {"images": found}, {"seconds": time.perf_counter() - start}
 
     def _protected(self, spec: Spec) -> tuple[nn.Module, Path]:
@@ -144,18 +146,29 @@ class Workshop:
         """A classifier and the folder of its checkpoints and crafted examples."""
         if protected and robust is None and self.trained is not None:
             return self.given(name), self.folder / "classifiers" / fingerprint(self.given(name))[:16]
-        settings = [config.classifier.model_dump(), config.splits.model_dump(), config.seed]
+        settings = [config.classifier.model_dump(), config.splits.model_dump(), config.seed, self.precision]
         key = fingerprint(name, robust, robust and config.attack.model_dump(), settings, self.data_key)[:16]
         work = self.folder / "classifiers" / key
         if key not in self._made:
             classes = len(self.data.classes)
             if robust is None:
-                self._made[key] = train_named(name, self.data.train, classes, config, work, True, self.progress)
+                self._made[key] = train_named(
+                    name, self.data.train, classes, config, work, True, self.progress, self.precision
+                )
             else:
                 part = split(self.data.train, config.splits, config.seed).denoiser
                 checkpoint = Checkpoint(work / CHECKPOINTS / "classifier.safetensors", key, True)
                 self._made[key] = train_robust(
-                    robust, name, classes, part, config.classifier, config.attack, config.seed, checkpoint, self.progress
+                    robust,
+                    name,
+                    classes,
+                    part,
+                    config.classifier,
+                    config.attack,
+                    config.seed,
+                    checkpoint,
+                    self.progress,
+                    self.precision,
                 )
         return self._made[key], work
 
@@ -173,6 +186,7 @@ class Workshop:
             work=work,
             resume=True,
             progress=self.progress,
+            precision=self.precision,
         )
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -2,13 +2,14 @@
 
 from torch import Tensor, nn
 
+from twoprong.models.featured import Featured
 from twoprong.models.normalise import Normalise
 
 WIDTHS = (32, 64, 128)
 FEATURES = 128
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(Featured):
     """Images (N, channels, H, W) in [0, 1] to logits (N, classes); meant for sides of 8 to 64.
 
     Three convolutions of growing width, two halvings of the resolution (8x8 leaves 2x2), a global average, and one
@@ -31,8 +32,8 @@ class SmallCNN(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(third, FEATURES), nn.ReLU())
         self.head = nn.Linear(FEATURES, classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.hidden(self.body(self.normalise(images))))
+    def features(self, images: Tensor) -> Tensor:
+        return self.hidden(self.body(self.normalise(images)))
 
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.errors import InputError
+from twoprong.models.featured import Featured
 
 FeatureSource = str | Callable[[Tensor], Tensor] | None
 
@@ -16,8 +17,8 @@ class Features:
     """Reads a classifier's features while it computes its logits.
 
     `source` is None (the input of the last Linear layer that runs), a layer's name (that layer's output), or a callable
-    from images to features, which costs a pass of its own. Hooks live for one call and listen to the calling thread only,
-    so the classifier is left as it was and threads do not hear each other.
+    from images to features, which costs a pass of its own. Our own classifiers hand their features over. Others are
+    listened to, by hooks that live for one call and hear the calling thread only: the classifier is left as it was.
     """
 
     def __init__(self, classifier: nn.Module, source: FeatureSource = None) -> None:
@@ -40,6 +41,9 @@ class Features:
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N, classes) and features (N, d), never in half precision; gradients flow through both."""
+        if self.source is None and isinstance(self.classifier, Featured):
+            logits, features = self.classifier.both(images)
+            return full(logits), full(features)
         if callable(self.source):
             return full(self.classifier(images)), full(self.source(images).flatten(1))
         heard: list[Any] = []

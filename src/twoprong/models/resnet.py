@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from twoprong.models.featured import Featured
 from twoprong.models.normalise import Normalise
 
 STEM = 64
@@ -27,7 +28,7 @@ class Residual(nn.Module):
         return self.relu(self.branch(x) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
+class ResNet(Featured):
     """Images (N, channels, H, W) in [0, 1], any side from 8 up, to logits (N, classes).
 
     Four stages of `depths` blocks, 64 to 512 wide, the later three each halving the resolution; then a global
@@ -52,8 +53,8 @@ class ResNet(nn.Module):
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(inputs, classes)
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.pool(self.blocks(self.stem(self.normalise(images)))))
+    def features(self, images: Tensor) -> Tensor:
+        return self.pool(self.blocks(self.stem(self.normalise(images))))
 
 
 def resnet18(classes: int, channels: int) -> ResNet:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.errors import InputError
+from twoprong.models.featured import Featured
 from twoprong.models.normalise import Normalise
 
 
@@ -113,7 +114,7 @@ class PatchMerging(nn.Module):
         return self.reduce(self.norm(to_windows(x, 2).reshape(batch, side // 2, side // 2, 4 * dim)))
 
 
-class Swin(nn.Module):
+class Swin(Featured):
     """Square images (N, channels, side, side) in [0, 1] to logits (N, classes).
 
     Each stage after the first halves the resolution and doubles the width; the mean over the last tokens is the
@@ -149,7 +150,7 @@ class Swin(nn.Module):
         self.head = nn.Linear(dim, classes)
         self.apply(_initialise)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         if height != width or not self.accepts(width):
             sides = ", ".join(str(side) for side in range(1, 257) if self.accepts(side))
@@ -158,7 +159,7 @@ class Swin(nn.Module):
                 f"{height}x{width}; resize or pad them, or choose a convolutional model"
             )
         tokens = self.embed_norm(self.embed(self.normalise(images)).permute(0, 2, 3, 1))
-        return self.head(self.norm(self.layers(tokens)).mean(dim=(1, 2)))
+        return self.norm(self.layers(tokens)).mean(dim=(1, 2))
 
     def accepts(self, side: int) -> bool:
         """Whether images of this side divide into patches, and at every stage into whole windows."""

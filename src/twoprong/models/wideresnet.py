@@ -7,6 +7,7 @@ Sun, "Identity Mappings in Deep Residual Networks" (2016). No dropout.
 from torch import Tensor, nn
 
 from twoprong.errors import InputError
+from twoprong.models.featured import Featured
 from twoprong.models.normalise import Normalise
 
 STEM = 16
@@ -37,7 +38,7 @@ class PreActivation(nn.Module):
         return carried + self.branch(activated)
 
 
-class WideResNet(nn.Module):
+class WideResNet(Featured):
     """WRN-depth-width: images (N, channels, H, W) in [0, 1], any side from 8 up, to logits (N, classes).
 
     Three groups of (depth - 4) / 6 blocks, 16, 32 and 64 times `width` wide, the later two each halving the
@@ -69,5 +70,5 @@ class WideResNet(nn.Module):
             if isinstance(module, nn.Conv2d):  # the identity path is never normalised, so the scale of a branch counts
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.pool(self.blocks(self.stem(self.normalise(images)))))
+    def features(self, images: Tensor) -> Tensor:
+        return self.pool(self.blocks(self.stem(self.normalise(images))))

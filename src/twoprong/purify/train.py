@@ -10,6 +10,7 @@ from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features
 from twoprong.models.layout import channels_last
+from twoprong.models.precision import Precision, compiler_for, computing
 from twoprong.progress import Progress, silent
 from twoprong.purify.loss import add_noise, denoiser_loss
 from twoprong.seeds import generator, initialised
@@ -25,10 +26,12 @@ def train_denoiser(
     seed: int,
     checkpoint: Checkpoint | None = None,
     progress: Progress = silent,
+    precision: Precision = "fp32",
 ) -> DUNet:
     """A DUNet, in eval mode and frozen. Adam, rate ÷10 at the milestones, minibatches reshuffled every epoch.
 
     `clean` and `adversarial` are the same images before and after the attack. A checkpoint is written after every epoch.
+    With "bf16" the denoiser computes in it (its weights and the loss stay in float32), compiled on a GPU.
     """
     device, count = adversarial.device, len(labels)
     with initialised(seed, "denoiser"):
@@ -38,6 +41,8 @@ def train_denoiser(
     draw = generator(seed, "denoiser noise", device=device)
     done = checkpoint.load(denoiser, optimiser, draw) if checkpoint else 0
     size = min(config.batch_size, count)
+    compiler = compiler_for(precision, adversarial)
+    forward = denoiser if compiler is None else compiler(denoiser)
     with evaluating(features.classifier):
         for epoch in range(done, config.epochs):
             for group in optimiser.param_groups:
@@ -46,7 +51,9 @@ def train_denoiser(
             batches = torch.randperm(count, generator=draw, device=device).split(size)[: count // size]
             denoiser.train()
             for batch in batches:
-                denoised = denoiser(add_noise(adversarial[batch], config.sigma, draw)).clamp(0, 1)
+                noisy = add_noise(adversarial[batch], config.sigma, draw)
+                with computing(precision, device):
+                    denoised = forward(noisy).clamp(0, 1)
                 loss = denoiser_loss(denoised, clean.rows(batch), labels[batch], features, kernel, config.alpha)
                 optimiser.zero_grad()
                 loss.backward(inputs=list(denoiser.parameters()))

@@ -11,6 +11,7 @@ from twoprong.checkpoint import Checkpoint
 from twoprong.config import AttackConfig, ClassifierConfig
 from twoprong.data.tensors import Labelled
 from twoprong.errors import InputError
+from twoprong.models.precision import Precision
 from twoprong.models.train import train_classifier
 from twoprong.progress import Progress, silent
 from twoprong.robust.losses import METHODS, Method
@@ -26,6 +27,7 @@ def train_robust(
     seed: int,
     checkpoint: Checkpoint | None = None,
     progress: Progress = silent,
+    precision: Precision = "fp32",
 ) -> nn.Module:
     """The named classifier, adversarially trained by one of METHODS; in eval mode, frozen. A function of the arguments.
 
@@ -40,7 +42,7 @@ def train_robust(
         adversarial = ascend(chosen, model, batch, attack, draw)
         return chosen.backward(model, batch.images, adversarial, batch.labels)
 
-    return train_classifier(name, classes, data, config, seed, checkpoint, progress, objective)
+    return train_classifier(name, classes, data, config, seed, checkpoint, progress, objective, precision)
 
 
 def ascend(method: Method, model: nn.Module, batch: Labelled, attack: AttackConfig, draw: torch.Generator) -> Tensor:

@@ -1,0 +1,125 @@
+"""Fast networks are the networks up to bf16's rounding. Compilation is tried on a GPU only (benchmarks/gpu.py)."""
+
+import pytest
+import torch
+from torch import nn
+
+from twoprong.attacks.evade import Evade
+from twoprong.models.dunet import DUNet
+from twoprong.models.fast import Fast, FastClassifier, HalfPrecision, fast, folded
+from twoprong.models.features import Features
+from twoprong.models.zoo import build
+from twoprong.seeds import generator, initialised
+
+NETWORKS = ("cnn", "resnet18", "wrn-10-1", "dunet")
+
+
+def network(name):
+    """With batch norms that have seen something, so that folding them is not trivial."""
+    with initialised(0, name):
+        made = DUNet(3, 0.1) if name == "dunet" else build(name, 10, 3)
+        made.train()
+        with torch.no_grad():
+            for _ in range(3):
+                made(torch.rand(16, 3, 16, 16, generator=generator(1, name)))
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.rand(8, 3, 16, 16, generator=generator(0, "images"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_folding_changes_nothing_but_the_number_of_layers(name, images):
+    made = network(name)
+    before = {key: value.clone() for key, value in made.state_dict().items()}
+    small = folded(made)
+    with torch.no_grad():
+        assert torch.allclose(small(images), made(images), atol=1e-4, rtol=1e-4)
+    norms = [sum(isinstance(part, nn.BatchNorm2d) for part in one.modules()) for one in (small, made)]
+    assert norms[0] < norms[1]
+    assert all(torch.equal(value, before[key]) for key, value in made.state_dict().items())
+    assert not any(parameter.requires_grad for parameter in small.parameters())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_fast_is_the_network_up_to_rounding_with_its_gradients(name, images):
+    made = network(name).requires_grad_(False)
+    quick = fast(made, compiler=None)
+    slopes = []
+    for one in (made, quick):
+        leaf = images.clone().requires_grad_()
+        found = one(leaf)
+        assert found.dtype == torch.float32
+        slopes.append(torch.autograd.grad(found.square().sum(), leaf)[0].flatten())
+    assert torch.nn.functional.cosine_similarity(*slopes, dim=0) > 0.98
+    with torch.no_grad():
+        exact, rounded = made(images), quick(images)
+    assert (exact - rounded).abs().max() < 0.05 * exact.abs().max() + 0.02
+
+
+def test_a_classifier_hands_over_its_features(images):
+    made = network("resnet18")
+    quick = fast(made, compiler=None)
+    assert isinstance(quick, FastClassifier)
+    logits, features = Features(quick)(images)
+    _, exact = Features(made)(images)
+    assert logits.shape == (8, 10)
+    assert (features - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_each_call_has_results_of_its_own(images):
+    quick = fast(network("cnn"), compiler=None)
+    with torch.no_grad():
+        first = quick(images)
+        kept = first.clone()
+        quick(images.flip(0))
+    assert torch.equal(first, kept)
+
+
+def test_kinds():
+    assert isinstance(fast(DUNet(1, 0.1), None), Fast)
+    assert isinstance(fast(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), None), HalfPrecision)
+
+
+def test_the_compiler_gets_both_uses():
+    asked = []
+
+    def compiler(run, mode=None):
+        asked.append(mode)
+        return run
+
+    quick = fast(network("cnn"), compiler)
+    assert asked == [None, "reduce-overhead"]
+    assert quick(torch.rand(2, 3, 16, 16)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("source", [None, "hidden", "callable"])
+def test_an_accelerated_defence_decides_alike_and_can_be_attacked(defense, digits, source):
+    from twoprong.defense import Defense
+
+    given = (lambda images: images.flatten(1)) if source == "callable" else source
+    detector = defense.detector
+    if source == "callable":  # another space of features needs a test of its own
+        from twoprong.config import DetectorConfig
+        from twoprong.detect.detector import Detector
+        from twoprong.detect.kernel import DeepKernel
+        from twoprong.recipe import sample
+
+        extract = Features(defense.classifier, given)
+        detector = Detector(
+            DeepKernel.from_median(sample(extract, digits.train.images[:200])), sample(extract, digits.train.images[:100])
+        )
+        detector.calibrate(sample(extract, digits.train.images[100:400]), DetectorConfig(max_batch_size=50), 0)
+    whole = Defense(defense.classifier, detector, defense.denoiser, defense.config, given)
+    quick = whole.accelerated(compiler=None)
+    batch = digits.test[:50]
+    assert quick.threshold(50) == whole.threshold(50)
+    assert quick.statistic(batch.images).item() == pytest.approx(whole.statistic(batch.images).item(), abs=2e-3)
+    exact, rounded = whole(batch.images, generator(0, "x")), quick(batch.images, generator(0, "x"))
+    assert (exact.labels == rounded.labels).double().mean() > 0.95
+    attack = Evade(eps=0.2, steps=5, penalties=(1.0,))
+    found = attack(quick, batch.images, batch.labels, generator(0, "attack")).images
+    left = (whole(found, generator(0, "y")).labels == batch.labels).double().mean()
+    assert left < 0.8  # gradients in bf16 hurt the exact object

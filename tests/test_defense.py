@@ -43,7 +43,7 @@ def test_an_adversarial_batch_goes_through_noise_and_denoiser(defense, classifie
 
 def test_a_clean_batch_costs_one_pass_of_the_classifier_and_an_adversarial_one_two(defense, digits, attacked):
     calls = []
-    hook = defense.classifier.register_forward_hook(lambda *_: calls.append(1))
+    hook = defense.classifier.head.register_forward_hook(lambda *_: calls.append(1))
     try:
         defense(digits.test.images[:100])
         clean = len(calls)

@@ -159,7 +159,8 @@ class Defense(nn.Module):
         # A layer's output can only be listened to where nothing is compiled away.
         classifier = fast(self.classifier, compiler) if source is None else HalfPrecision(self.classifier)
         named = f"network.{source}" if isinstance(source, str) else source
-        return Defense(classifier, self.detector, denoiser, self.config, named, self.about)
+        detector = self.detector if compiler is None else self.detector.hastened(compiler)
+        return Defense(classifier, detector, denoiser, self.config, named, self.about)
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the bundle directory (see `twoprong.bundle`)."""

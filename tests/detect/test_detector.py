@@ -258,3 +258,24 @@ def test_a_misshapen_tensor_is_refused(detector, name, damage):
 def test_the_verdict_of_the_untested_is_clean_and_says_nothing_else():
     assert UNTESTED.adversarial is False
     assert all(math.isnan(value) for value in (UNTESTED.statistic, UNTESTED.threshold, UNTESTED.p_value))
+
+
+def test_thresholds_follow_every_way_of_setting_them(detector, draw_sample):
+    first = detector.thresholds.at(5)
+    detector.calibrate(draw_sample(40, "other images"), DetectorConfig(max_batch_size=20, false_alarm_rate=0.5), 1)
+    second = detector.thresholds.at(5)
+    assert second != first
+    detector.upper.add_(1.0)
+    assert detector.thresholds.at(5) == pytest.approx(second + 1)
+
+
+def test_a_hastened_detector_is_the_same_detector(detector, draw_sample):
+    asked = []
+
+    def compiler(run, mode):
+        asked.append(mode)
+        return run
+
+    batch = draw_sample(6, "batch")
+    assert detector.hastened(compiler)(batch) == detector(batch)
+    assert asked == ["reduce-overhead"]

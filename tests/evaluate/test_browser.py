@@ -1,9 +1,7 @@
 """The page in a real browser: headless Chromium, light and dark, on a desk and on a phone."""
 
 import io
-import os
 import runpy
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from PIL import Image
 from twoprong.evaluate.page import write_page
 
 example = runpy.run_path(str(Path(__file__).with_name("example.py")))["example"]
-QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
 SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 CLIPPED = """() => [...document.querySelectorAll('svg text')].filter(text => {
   const inner = text.getBoundingClientRect(), outer = text.closest('svg').getBoundingClientRect();
@@ -28,22 +24,6 @@ LETTERS = """() => [...document.querySelectorAll('svg text')].map(
 
 
 @pytest.fixture(scope="module")
-def browser():
-    path = shutil.which("chromium")
-    if path is None:
-        message = "chromium is not installed (apt-get install chromium), so the report cannot be looked at"
-        if os.environ.get("CI") or os.environ.get("TWOPRONG_CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=list(QUIET))
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     write_page(example(), folder / "reliable.html")
@@ -52,28 +32,6 @@ def reports(tmp_path_factory):
         batch["subjects"]["defense"]["statistic"] *= 0.07  # another axis, with other labels
     write_page(other, folder / "unreliable.html")
     return folder
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens a file; gives the page and the list of everything that went wrong: errors, and requests beyond the file."""
-    contexts = []
-
-    def open_file(path, size="desk", scheme="light"):
-        context = browser.new_context(viewport=SIZES[size], color_scheme=scheme)
-        contexts.append(context)
-        page, wrong = context.new_page(), []
-        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        allowed = (path.as_uri(), "data:")
-        page.on("request", lambda request: None if request.url.startswith(allowed) else wrong.append(request.url))
-        page.goto(path.as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
-        return page, wrong
-
-    yield open_file
-    for context in contexts:
-        context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -160,6 +160,22 @@ def test_reports_are_written(killed):
     assert results["run"]["command"].replace("'", "&#39;") in page
 
 
+def test_the_report_of_a_run_opens_in_a_browser(killed, visit, tmp_path):
+    folder, results, _ = killed
+    page, wrong = visit(folder / "report.html", "phone", "dark")
+    assert wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.screenshot(path=tmp_path / "report.png", full_page=True)
+    assert (tmp_path / "report.png").stat().st_size > 50_000
+    sources = page.eval_on_selector_all("[data-source]", "drawn => drawn.map(one => one.dataset.source)")
+    assert len(sources) > 8
+    for path in {path.split("[")[0] for source in sources for path in re.split(r"[ ,;]+", source)}:
+        found = results
+        for key in path.split("."):
+            found = found[key]
+        assert found, path
+
+
 def test_a_partial_attack_is_scored_on_its_slots_and_on_the_others(defense, digits):
     results = tp.evaluate(defense, digits.test[:80], protocol=ITEMS, batch_size=40, count=80).results
     attack = next(entry for entry in results["attacks"] if entry["threat_model"] == "partial")

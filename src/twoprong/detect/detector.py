@@ -1,7 +1,10 @@
 """The detector: a kernel, a fixed clean reference, and thresholds by batch size."""
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +14,7 @@ from twoprong.data.tensors import image_digests
 from twoprong.detect.calibrate import Thresholds, calibrate, measured_sizes
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
-from twoprong.detect.null import permutation_null, permutation_p_value
+from twoprong.detect.null import memberships, null_of
 from twoprong.errors import InputError, StateError
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator
@@ -50,6 +53,9 @@ class Detector(nn.Module):
             raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
         self.kernel = kernel
         self.permutations = permutations
+        self.kept: dict[Any, Tensor] = {}
+        self.read: tuple[Any, Thresholds] | None = None
+        self.run: Callable[[Sample, Tensor], Tensor] = self.measure
         self.register_buffer("reference_pixels", reference.pixels.detach().clone())
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("k_reference", self._gram(self.reference, self.reference), persistent=False)
@@ -62,15 +68,19 @@ class Detector(nn.Module):
 
     @property
     def thresholds(self) -> Thresholds:
-        """The calibrated table; empty before `calibrate`."""
-        return Thresholds(self.sizes.cpu(), self.upper.cpu(), self.central.cpu())
+        """The calibrated table, in the CPU's memory; empty before `calibrate`."""
+        now = tuple(column._version for column in (self.sizes, self.upper, self.central))
+        if self.read is None or self.read[0] != now:  # asking a GPU for it at every batch would be most of the decision
+            self.read = now, Thresholds(self.sizes.cpu(), self.upper.cpu(), self.central.cpu())
+        return self.read[1]
 
     @property
     def batch_sizes(self) -> range:
         """The batch sizes the detector can judge."""
-        if not len(self.sizes):
+        sizes = self.thresholds.sizes
+        if not len(sizes):
             raise StateError("Detector has no threshold: call calibrate(clean, config, seed) first")
-        return range(int(self.sizes[0]), int(self.sizes[-1]) + 1)
+        return range(int(sizes[0]), int(sizes[-1]) + 1)
 
     def calibrate(self, clean: Sample, config: DetectorConfig, seed: int, progress: Progress = silent) -> "Detector":
         """Set the thresholds from clean images that are neither in the reference nor known to kernel and classifier.
@@ -107,19 +117,37 @@ class Detector(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Sample) -> Verdict:
         """Judge a batch of a calibrated size: adversarial when the statistic reaches the threshold."""
-        n, m = len(batch), len(self.reference)
+        n = len(batch)
         if n not in self.batch_sizes:
             raise InputError(
                 f"batch of {n} image{'s' * (n != 1)}: expected {self.batch_sizes[0]} to {self.batch_sizes[-1]}, the sizes "
                 "this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
             )
+        value, reached = self.run(batch, self._memberships(n)).tolist()
+        p_value = (1 + reached) / (1 + self.permutations)
+        return Verdict(self.flags(value, n), value, self.thresholds.at(n), p_value)
+
+    def measure(self, batch: Sample, memberships: Tensor) -> Tensor:
+        """The statistic, and how many of the relabelled samples reach it: a tensor of two, so that a GPU is asked once."""
         k_xy, k_yy = self.kernel(self.reference, batch), self.kernel(batch, batch)
         statistic = self.from_grams(k_xy, k_yy)
         gram = torch.cat([torch.cat([self.k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
-        draw = generator(0, "permutations", device=gram.device)  # one batch, one p-value: it decides nothing
-        null = permutation_null(gram, m, self.permutations, draw, paired=False)
-        value = statistic.item()
-        return Verdict(self.flags(value, n), value, self.thresholds.at(n), permutation_p_value(statistic, null))
+        null = null_of(gram, len(self.reference), memberships.to(gram.dtype))
+        return torch.stack([statistic, (null >= statistic).sum().to(statistic.dtype)])
+
+    def hastened(self, compiler: Callable[..., Any]) -> "Detector":
+        """The same detector, its one measurement compiled into a graph of launches: on a GPU these are most of its time."""
+        quick = copy.copy(self)
+        quick.run = compiler(self.measure, mode="reduce-overhead")
+        return quick
+
+    def _memberships(self, size: int) -> Tensor:
+        """The relabellings for a batch of `size`: always the same, so that one batch has one p-value, and kept."""
+        device = self.reference_features.device
+        if (size, device) not in self.kept:
+            draw = generator(0, "permutations", device=device)
+            self.kept[size, device] = memberships(len(self.reference), size, self.permutations, draw)
+        return self.kept[size, device]
 
     def flags(self, statistic: float, size: int) -> bool:
         """Whether a batch of `size` with this statistic is called adversarial: the one place that decides."""
@@ -151,6 +179,7 @@ class Detector(nn.Module):
             return self.kernel(x, z)
 
     def _set_thresholds(self, table: Thresholds) -> "Detector":
+        self.read = None
         for name, column in zip(("sizes", "upper", "central"), table, strict=True):
             self.register_buffer(name, column.to(self.reference_features.device))
         return self

@@ -55,13 +55,17 @@ def progress_bars() -> Iterator[Progress]:
 
 
 class _Lines:
-    """Progress for log files: a line when a stage is done, with the seconds since the one before."""
+    """Progress for log files: a line when a stage is done, with the seconds since the one before, and one in between."""
 
-    def __init__(self) -> None:
-        self.since = time.perf_counter()
+    def __init__(self, pause: float = 30.0) -> None:
+        self.pause = pause  # seconds between lines of a stage that takes long
+        self.since = self.said = time.perf_counter()
 
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        now, more = time.perf_counter(), f" ({note})" if note else ""
         if done == total:
-            now = time.perf_counter()
-            err.print(f"{stage}: done in {now - self.since:.1f} s{f' ({note})' if note else ''}", highlight=False)
-            self.since = now
+            err.print(f"{stage}: done in {now - self.since:.1f} s{more}", highlight=False)
+            self.since = self.said = now
+        elif now - self.said >= self.pause:
+            err.print(f"{stage}: {done / total:.0%}{more}", highlight=False)
+            self.said = now

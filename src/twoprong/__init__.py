@@ -12,7 +12,7 @@ from twoprong.detect.detector import Detector, Verdict
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.errors import TwoprongError
-from twoprong.evaluate.run import Evaluation, evaluate
+from twoprong.evaluation.run import Evaluation, evaluate
 from twoprong.models.dunet import DUNet
 from twoprong.recipe import fit
 

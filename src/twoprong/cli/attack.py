@@ -23,8 +23,8 @@ from twoprong.config import as_number, toml_value
 from twoprong.data.sources import load_data
 from twoprong.defense import Defense
 from twoprong.errors import InputError
-from twoprong.evaluate.attacked import Attacked, attack_batches
-from twoprong.evaluate.measure import wilson
+from twoprong.evaluation.attacked import Attacked, attack_batches
+from twoprong.evaluation.measure import wilson
 from twoprong.storage import write_atomic
 
 

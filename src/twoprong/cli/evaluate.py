@@ -17,8 +17,8 @@ from twoprong.config import PRESETS, FitConfig, as_number
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
-from twoprong.evaluate.protocols import PROTOCOLS
-from twoprong.evaluate.run import evaluate as run_evaluation
+from twoprong.evaluation.protocols import PROTOCOLS
+from twoprong.evaluation.run import evaluate as run_evaluation
 from twoprong.models.precision import Precision as ComputePrecision
 from twoprong.progress import Progress
 

@@ -1,0 +1,206 @@
+"""What an evaluation runs: attacks by threat model, for a look in minutes, the paper's tables, or our own claim."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from twoprong.attacks import ATTACKS
+from twoprong.attacks.base import Attack
+from twoprong.attacks.partial import Partial
+from twoprong.errors import InputError
+from twoprong.evaluation.magnet import EvadeEach
+
+KNOWS_ALL = 3
+KNOWLEDGE = {"noise": 0, "transfer": 1, "bare": 2, "paper": KNOWS_ALL, "adaptive": KNOWS_ALL}
+THREATS = (*KNOWLEDGE, "partial", "disrupt")
+FACTORS = (0.125, 0.25, 0.5, 0.75, 1.5, 2.0)  # of the headline budget: 1, 2, 4, 6, 12 and 16/255 beside 8/255
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of a batch's slots
+ANY_IMAGE = 1.0  # a budget (linf) that lets an attacker send whatever he likes
+
+
+@dataclass(frozen=True)
+class Item:
+    """One attack of a protocol. `target` is the subject it is aimed at; every subject is scored on what it finds.
+
+    `curve` names the line of the accuracy-ε figure the item is a point of; `keep` keeps its images for the detector study.
+    """
+
+    name: str
+    threat: str
+    attack: Attack
+    target: str = "defense"
+    curve: str | None = None
+    keep: bool = False
+
+    @property
+    def share(self) -> float | None:
+        return self.attack.share if isinstance(self.attack, Partial) else None
+
+    @property
+    def key(self) -> str:
+        """The registry's name of the attack; of a partial one the attack inside."""
+        kind = type(self._inner)
+        return next((name for name, known in ATTACKS.items() if known is kind), kind.__name__.lower())
+
+    def settings(self) -> dict[str, Any]:
+        return asdict(self._inner)
+
+    @property
+    def _inner(self) -> Attack:
+        return self.attack.attack if isinstance(self.attack, Partial) else self.attack
+
+    def cost(self) -> float:
+        """A rough number of passes per image, to estimate the time left."""
+        settings = self.settings()
+        runs = settings.get("restarts", 1) * len(settings.get("penalties", settings.get("weights", (1,))))
+        draws = settings.get("draws", 1) if self.key not in ("evade", "match") else 2
+        return 1.0 + settings.get("steps", 1) * runs * draws * {"route": 3, "evade": 2}.get(self.key, 1)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The budget, and what there is to attack."""
+
+    eps: float
+    norm: str
+    subjects: Sequence[str]  # surrogate included, where there is one
+    batch_size: int = 100
+    large: bool = False  # images above 64 pixels, for which the paper takes 20 steps
+
+
+def protocol_items(protocol: str, setting: Setting) -> list[Item]:
+    """The named protocol's attacks. Raises InputError for an unknown name."""
+    if protocol not in PROTOCOLS:
+        raise InputError(f"protocol: expected one of {', '.join(PROTOCOLS)}, got {protocol!r}")
+    return [item for item in PROTOCOLS[protocol](setting) if item.target in setting.subjects]
+
+
+def left_out(protocol: str, setting: Setting) -> list[dict[str, str]]:
+    """What the protocol has and this run cannot do, with the reason."""
+    everybody = replace(setting, subjects=("defense", "bare", "denoiser", "magnet", "against", "surrogate"))
+    wanted = {item.target for item in protocol_items(protocol, everybody)}
+    reasons = {
+        "surrogate": ("transfer", "no surrogate classifier was given (--surrogate)"),
+        "magnet": ("magnet", "no training images were given for its autoencoder"),
+    }
+    return [
+        {"name": name, "why": why}
+        for target, (name, why) in reasons.items()
+        if target in wanted and target not in setting.subjects
+    ]
+
+
+def _quick(setting: Setting) -> list[Item]:
+    make = _Maker(setting)
+    light: dict[str, Any] = {"penalties": (1.0, 100.0)}
+    return [
+        *make.common(),
+        make("transfer pgd", "transfer", "pgd", "surrogate", steps=20),
+        make("route", "adaptive", "route", steps=20, draws=8),
+        make("evade", "adaptive", "evade", steps=40, **light),
+        make("pgd-eot on the denoiser", "adaptive", "pgd-eot", "denoiser", steps=20, draws=8),
+        make("pgd on magnet", "adaptive", "pgd", "magnet", steps=20),
+        make("evade on magnet", "adaptive", EvadeEach, "magnet", steps=20),
+        make("route on against", "adaptive", "route", "against", steps=20, draws=8),
+        make("evade on against", "adaptive", "evade", "against", steps=40, **light),
+    ]
+
+
+def _paper(setting: Setting) -> list[Item]:
+    make = _Maker(setting)
+    steps = 20 if setting.large else 200
+    items = make.common()
+    for target in ("defense", "against"):
+        end = "" if target == "defense" else " on against"
+        items += [
+            make("paper" + end, "paper", "paper", target, steps=steps, draws=20),
+            make("autoattack" + end, "paper", "autoattack-rand", target, steps=100, draws=20),
+            make("bpda-eot" + end, "paper", "bpda-eot", target),
+            make("cw" + end, "paper", "cw", target),
+        ]
+    return [
+        *items,
+        make("pgd-eot on the denoiser", "paper", "pgd-eot", "denoiser", steps=steps, draws=20),
+        make("pgd on magnet", "adaptive", "pgd", "magnet", steps=steps),
+        make("evade on magnet", "adaptive", EvadeEach, "magnet", steps=20),
+        make("transfer pgd", "transfer", "pgd", "surrogate", steps=steps),
+        make("transfer cw", "transfer", "cw", "surrogate", steps=200),
+    ]
+
+
+def _strong(setting: Setting) -> list[Item]:
+    make = _Maker(setting)
+    light: dict[str, Any] = {"steps": 40, "penalties": (1.0, 100.0)}
+    items = [*make.common(), make("pgd-100", "bare", "pgd", "bare", steps=100)]
+    for target in ("defense", "against"):
+        end = "" if target == "defense" else " on against"
+        items += [
+            make("paper" + end, "paper", "paper", target, steps=20 if setting.large else 200, draws=20),
+            make("route" + end, "adaptive", "route", target, steps=40, draws=20),
+            make("evade" + end, "adaptive", "evade", target, restarts=2),
+            make("greedy" + end, "adaptive", "greedy", target),
+            make("match" + end, "adaptive", "match", target, steps=100),
+            make("square" + end, "adaptive", "square", target, steps=1000),
+            make("bpda-eot" + end, "adaptive", "bpda-eot", target),
+            make("autoattack" + end, "adaptive", "autoattack-rand", target, steps=50, draws=8),
+        ]
+    items += [
+        make("pgd-eot on the denoiser", "adaptive", "pgd-eot", "denoiser", steps=100, draws=20),
+        # Only hiding helps against a test that refuses: what is flagged fools nobody.
+        make("evade on reject", "adaptive", "evade", "reject", penalties=(0.1, 1.0, 10.0, 100.0)),
+        make("pgd on magnet", "adaptive", "pgd", "magnet", steps=100),
+        make("evade on magnet", "adaptive", EvadeEach, "magnet", steps=100),
+        make("transfer pgd", "transfer", "pgd", "surrogate", steps=100),
+    ]
+    size = setting.batch_size
+    for slots in sorted({max(1, round(share * size)) for share in SHARES}):  # in a small batch some are the same
+        held: dict[str, Any] = {"share": slots / size}
+        items += [
+            make(f"evade on {slots} of {size}", "partial", "evade", **held, **light),
+            make(f"greedy on {slots} of {size}", "partial", "greedy", **held),
+            make(f"match on {slots} of {size}", "partial", "match", **held),
+            make(f"alarm on {slots} of {size}", "disrupt", "alarm", **held),
+            make(f"alarm on {slots} of {size}, any image", "disrupt", "alarm", eps=ANY_IMAGE, norm="linf", **held),
+        ]
+    for factor in (*FACTORS[:4], 1.0, *FACTORS[4:]):
+        eps = factor * setting.eps
+        items += [
+            make(f"evade at eps {eps:.4g}", "adaptive", "evade", eps=eps, curve="evade", **light),
+            make(f"match at eps {eps:.4g}", "adaptive", "match", eps=eps, curve="match"),
+            make(f"route at eps {eps:.4g}", "adaptive", "route", eps=eps, curve="route", steps=20, draws=8),
+        ]
+    return items
+
+
+class _Maker:
+    """Items at the setting's budget and norm."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    def __call__(
+        self,
+        name: str,
+        threat: str,
+        attack: str | type[Attack],
+        target: str = "defense",
+        share: float | None = None,
+        curve: str | None = None,
+        keep: bool = False,
+        **settings: Any,
+    ) -> Item:
+        budget: dict[str, Any] = {"eps": self.setting.eps, "norm": self.setting.norm}
+        made = (ATTACKS[attack] if isinstance(attack, str) else attack)(**budget | settings)
+        return Item(name, threat, made if share is None else Partial(attack=made, share=share), target, curve, keep)
+
+    def common(self) -> list[Item]:
+        """What every protocol has: noise, and PGD-20 on the bare classifier over the whole range of budgets."""
+        line: dict[str, Any] = {"curve": "pgd on the bare classifier", "keep": True, "steps": 20}
+        curve = [
+            self(f"pgd at eps {eps:.4g}", "bare", "pgd", "bare", eps=eps, **line)
+            for eps in (factor * self.setting.eps for factor in FACTORS)
+        ]
+        return [self("noise", "noise", "noise", "bare"), self("pgd", "bare", "pgd", "bare", **line), *curve]
+
+
+PROTOCOLS = {"quick": _quick, "paper": _paper, "strong": _strong}

@@ -1,0 +1,25 @@
+import subprocess
+from pathlib import Path
+
+import torch
+
+from twoprong.evaluation import made
+
+
+def test_it_says_with_what_a_result_was_made():
+    found = made.made_with(torch.device("cpu"))
+    assert set(found) == {"twoprong", "torch", "python", "commit", "platform", "device", "threads"}
+    assert found["torch"] == torch.__version__
+    assert "CPU" in found["device"]
+    assert not any("/" in str(value) for key, value in found.items() if key != "device")  # no paths of this machine
+
+
+def test_the_commit_is_the_source_trees(monkeypatch):
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(made.__file__).parent, capture_output=True, text=True, check=False
+    )
+    commit = made.made_with(torch.device("cpu"))["commit"]
+    if head.returncode == 0 and commit is not None:
+        assert head.stdout.startswith(commit.removesuffix("-dirty"))
+    monkeypatch.setenv("PATH", "")  # no git, no commit, no error
+    assert made.made_with(torch.device("cpu"))["commit"] is None

@@ -1,0 +1,299 @@
+"""`evaluate` as a whole: the same numbers however it is called, killed or not, and recomputed by hand."""
+
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import twoprong as tp
+from twoprong.attacks.evade import Evade
+from twoprong.attacks.noise import Noise
+from twoprong.attacks.partial import Partial
+from twoprong.attacks.pgd import PGD
+from twoprong.cli import app
+from twoprong.defense import Defense
+from twoprong.errors import InputError
+from twoprong.evaluation.course import Plan
+from twoprong.evaluation.protocols import Item
+
+EPS = 0.2
+SIZES = ["--images", "20", "--batch-size", "10"]
+ITEMS = [
+    Item("noise", "noise", Noise(eps=EPS), "bare"),
+    Item("pgd", "bare", PGD(eps=EPS, steps=5), "bare", curve="pgd", keep=True),
+    Item("pgd small", "bare", PGD(eps=EPS / 4, steps=5), "bare", curve="pgd", keep=True),
+    Item("evade", "adaptive", Evade(eps=EPS, steps=5, penalties=(1.0,))),
+    Item("evade 10%", "partial", Partial(attack=Evade(eps=EPS, steps=5, penalties=(1.0,)), share=0.1)),
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(defense, digits, tmp_path_factory):
+    defense.about |= {"classes": list(digits.classes), "data": digits.name}
+    path = tmp_path_factory.mktemp("evaluate") / "bundle"
+    defense.save(path)
+    return path
+
+
+def command(*arguments, cwd, **settings):
+    return subprocess.Popen(
+        [sys.executable, "-m", "twoprong", *map(str, arguments)],
+        cwd=cwd,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **settings,
+    )
+
+
+def numbers(results):
+    """Everything but when, where and how long."""
+    text = json.dumps({key: value for key, value in results.items() if key not in ("seconds", "made_with")})
+    content = json.loads(re.sub(r'"seconds": [\d.e-]+', '"seconds": 0', text))
+    content["run"] |= {"started": "", "command": "", "data": ""}
+    return content
+
+
+@pytest.fixture(scope="module")
+def killed(bundle, tmp_path_factory):
+    """`quick` on the command line, killed twice, then resumed to the end: its results, and what was there at each kill."""
+    folder = tmp_path_factory.mktemp("killed")
+    arguments = ["evaluate", bundle, "--data", "digits", "--out", "out", *SIZES, "--resume", "--json"]
+    snapshots = []
+    for pieces in (3, 55):
+        process = command(*arguments, cwd=folder)
+        work = folder / "out" / "work"
+        while len(list(work.rglob("*.safetensors"))) < pieces:
+            assert process.poll() is None, process.communicate()[1]
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        snapshots.append({path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")})
+    process = command(*arguments, cwd=folder)
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    return folder / "out", json.loads(output), snapshots
+
+
+def test_a_run_killed_twice_computes_nothing_twice(killed):
+    folder, _, snapshots = killed
+    first, second = snapshots
+    assert 0 < len(first) < len(second)
+    for path, written in (first | second).items():
+        assert path.stat().st_mtime_ns == written
+    assert not list(folder.rglob(".*.partial"))
+
+
+def test_python_gives_the_same_numbers_as_the_killed_command(killed, bundle, digits):
+    """Also: a run without a directory to keep things in, with the bundle loaded anew."""
+    _, results, _ = killed
+    again = tp.evaluate(tp.load(bundle), digits.test, train=digits.train, batch_size=10, count=20)
+    assert numbers(again.results) == numbers(results)
+    assert again.worst_case == results["worst_case"]["defense"]["per_batch"]
+
+
+def test_the_worst_case_recomputed_by_hand(killed):
+    """Independent of the package: from the counts in results.json alone."""
+    folder, _, _ = killed
+    results = json.loads((folder / "results.json").read_text())
+    for subject, stated in results["worst_case"].items():
+        batches, images = [], []
+        for number, batch in enumerate(results["batches"]):
+            entries = [a["batches"][number]["subjects"][subject] for a in results["attacks"] if a["in_worst_case"]]
+            safe = [
+                [(c + r) / len(e["by_draw"]) for c, r in zip(e["correct"], e["rejected"] or [0] * 999, strict=False)]
+                for e in entries
+            ]
+            batches += [min(sum(one) for one in safe)]
+            images += [min(column) for column in zip(*safe, strict=True)]
+            assert len(safe[0]) == len(batch["labels"])
+        assert stated["per_batch"] == pytest.approx(sum(batches) / len(images))
+        assert stated["per_sample"] == pytest.approx(sum(images) / len(images))
+
+
+def test_results_are_what_the_documentation_says(killed):
+    folder, printed, _ = killed
+    results = json.loads((folder / "results.json").read_text())
+    assert results == printed
+    documented = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
+    table = documented[documented.index("## results.json") :]
+    keys = {key for row in re.findall(r"^\| (`[^|]*`) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)}
+    assert keys == set(results)
+    for part in ("run", "made_with", "defense", "clean"):
+        assert all(f"`{key}`" in table for key in results[part]), part
+    for attack in results["attacks"]:
+        assert all(
+            f"`{key}`" in table for key in (*attack, *attack["batches"][0], *attack["batches"][0]["subjects"]["defense"])
+        )
+        assert all(len(entry["subjects"]["defense"]["by_draw"]) >= 10 for entry in attack["batches"])
+        assert all(f'"{key}"' in table for key in attack["subjects"]["defense"])
+    assert all(f"`{key}`" in table for key in results["detector"])
+
+
+def test_batches_are_formed_once_and_attacks_stay_in_their_ball(killed):
+    _, results, _ = killed
+    indices = [index for batch in results["batches"] for index in batch["indices"]]
+    assert len(set(indices)) == len(indices) == results["run"]["images"] == 20
+    for attack in results["attacks"]:
+        for batch in attack["batches"]:
+            assert batch["distance"] <= attack["eps"] + 1e-6
+            assert batch["lowest"] >= 0
+            assert batch["highest"] <= 1
+
+
+def test_reports_are_written(killed):
+    folder, results, _ = killed
+    page, table = (folder / "report.html").read_text(), (folder / "results.md").read_text()
+    for attack in results["attacks"]:
+        assert attack["name"] in page
+        assert attack["name"] in table
+    assert results["run"]["command"].startswith("twoprong evaluate")
+    assert results["run"]["command"].replace("'", "&#39;") in page
+
+
+def test_the_report_of_a_run_opens_in_a_browser(killed, visit, tmp_path):
+    folder, results, _ = killed
+    page, wrong = visit(folder / "report.html", "phone", "dark")
+    assert wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.screenshot(path=tmp_path / "report.png", full_page=True)
+    assert (tmp_path / "report.png").stat().st_size > 50_000
+    sources = page.eval_on_selector_all("[data-source]", "drawn => drawn.map(one => one.dataset.source)")
+    assert len(sources) > 8
+    for path in {path.split("[")[0] for source in sources for path in re.split(r"[ ,;]+", source)}:
+        found = results
+        for key in path.split("."):
+            found = found[key]
+        assert found, path
+
+
+def test_a_partial_attack_is_scored_on_its_slots_and_on_the_others(defense, digits):
+    results = tp.evaluate(defense, digits.test[:80], protocol=ITEMS, batch_size=40, count=80).results
+    attack = next(entry for entry in results["attacks"] if entry["threat_model"] == "partial")
+    assert not attack["in_worst_case"]
+    assert all(len(batch["slots"]) == 4 for batch in attack["batches"])
+    found = attack["slots"]["defense"]
+    whole = attack["subjects"]["defense"]["accuracy"]
+    assert whole == pytest.approx((found["attacked"] * 8 + found["others"] * 72) / 80)
+    assert found["attacked"] <= found["others"]
+    assert found["others_clean"] >= 0.9
+
+
+def test_a_second_bundle_is_attacked_for_itself(defense, digits):
+    items = [*ITEMS[:2], Item("evade on against", "adaptive", ITEMS[3].attack, "against")]
+    results = tp.evaluate(defense, digits.test[:40], protocol=items, batch_size=40, against=defense).results
+    subjects = results["attacks"][-1]["subjects"]
+    # The same defence twice: made for one, it works on both, noise apart.
+    assert subjects["against"]["accuracy"] == pytest.approx(subjects["defense"]["accuracy"], abs=0.1)
+    assert set(results["worst_case"]) == {"defense", "bare", "denoiser", "reject", "against"}
+
+
+def test_a_users_own_classifier_evaluates_alike_from_both_sides(tmp_path, defense, digits):
+    """A bundle without its classifier: the command imports it, Python hands it over."""
+    own = torch.nn.Sequential(defense.classifier)
+    Defense(own, defense.detector, defense.denoiser, defense.config).save(tmp_path / "bundle")
+    torch.save(own.state_dict(), tmp_path / "own.pt")
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom twoprong.models.zoo import build\n\n\ndef make():\n"
+        "    own = torch.nn.Sequential(build('cnn', 10, 1))\n"
+        "    own.load_state_dict(torch.load('own.pt', weights_only=True))\n    return own.eval()\n"
+    )
+    process = command(
+        "evaluate",
+        "bundle",
+        "--data",
+        "digits",
+        "--classifier",
+        "mine:make",
+        "--seed",
+        "3",
+        "--json",
+        *SIZES[2:],
+        "--images",
+        "10",
+        cwd=tmp_path,
+    )
+    output, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, errors
+    loaded = tp.load(tmp_path / "bundle", classifier=own)
+    # It goes on with the command's run, which it can only do if weights, images and settings are the same to the bit.
+    again = tp.evaluate(
+        loaded, digits.test, train=digits.train, batch_size=10, count=10, seed=3, out=tmp_path / "evaluation", resume=True
+    )
+    assert numbers(again.results) == numbers(json.loads(output))
+
+
+@pytest.mark.parametrize(("reliable", "strict", "code"), [(False, False, 0), (False, True, 1), (True, True, 0)])
+def test_strict_turns_an_unreliable_run_into_an_exit_code(killed, bundle, monkeypatch, tmp_path, reliable, strict, code):
+    _, results, _ = killed
+    checks = [{**results["sanity"][0], "status": "passed" if reliable else "failed"}]
+    given = {**results, "reliable": reliable, "sanity": checks}
+    module = importlib.import_module("twoprong.cli.evaluate")
+    monkeypatch.setattr(module, "run_evaluation", lambda *_, **__: tp.Evaluation(given))
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(app, ["evaluate", str(bundle), "--data", "digits", *(["--strict"] if strict else [])])
+    assert found.exit_code == code, found.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"protocol": "easy"}, "quick, paper, strong"),
+        ({"norm": "l2"}, "expected a budget beside norm"),
+        ({"norm": "l7", "eps": 1.0}, "one of linf, l2"),
+        ({"eps": -1.0}, "above 0"),
+        ({"batch_size": 500}, "tests 2 to 120 images"),
+        ({"batch_size": 100, "count": 50}, "at least one batch of 100"),
+        ({"protocol": [ITEMS[0], ITEMS[0]]}, "two items are called"),
+        ({"protocol": ITEMS[-1:]}, "nothing is a worst case"),
+        ({"protocol": [replace(ITEMS[0], threat="whitebox")]}, "'whitebox', expected one of noise, transfer"),
+        ({"protocol": [replace(ITEMS[0], target="surrogate")]}, "'surrogate', expected one of defense"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_before_any_work(defense, digits, settings, words):
+    with pytest.raises(InputError, match=words):
+        tp.evaluate(defense, digits.test, **settings)
+
+
+def test_labels_that_the_classifier_does_not_have_are_refused(defense, digits):
+    with pytest.raises(InputError, match="12"):
+        tp.evaluate(defense, digits.test.images[:20], torch.full((20,), 12), batch_size=20)
+
+
+def test_training_images_need_no_labels(defense, digits):
+    results = tp.evaluate(
+        defense, digits.test[:20], protocol=ITEMS[:1], batch_size=20, train=digits.train.images, precision="bf16"
+    ).results
+    assert "magnet" in results["worst_case"]
+    assert results["run"]["precision"] == "bf16"
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"eps": 0.1}, {"batch_size": 10}, {"keep": True}])
+def test_whatever_decides_a_number_is_in_the_key(defense, digits, change):
+    items = [replace(ITEMS[0], keep=change.get("keep", False))]
+    settings = {"eps": EPS, "batch_size": 20, "seed": 0, "precision": "fp32"} | {
+        k: v for k, v in change.items() if k != "keep"
+    }
+    if "eps" in change:
+        items = [replace(items[0], attack=Noise(eps=change["eps"]))]
+
+    def key(items, settings):
+        return Plan(defense, digits.test[:20], items, norm="linf", count=20, **settings).key
+
+    usual = key([ITEMS[0]], {"eps": EPS, "batch_size": 20, "seed": 0, "precision": "fp32"})
+    assert key(items, settings) != usual
+
+
+def test_results_of_another_run_are_not_resumed(defense, digits, tmp_path):
+    tp.evaluate(defense, digits.test[:20], protocol=ITEMS[:2], batch_size=20, out=tmp_path)
+    with pytest.raises(InputError, match="other weights, images or settings"):
+        tp.evaluate(defense, digits.test[:20], protocol=ITEMS[:2], batch_size=20, out=tmp_path, seed=1, resume=True)

@@ -51,7 +51,7 @@ def attack(
     data_root: Annotated[Path | None, typer.Option(help="Where cifar10's files are.")] = None,
     image_size: Annotated[int | None, typer.Option(min=4, help="Resize a directory's images to this square.")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, typer.Option(help="Of the attack's networks; auto is bf16 on a GPU.")] = Precision.auto,
+    precision: Annotated[Precision, typer.Option(help="Of the attack's networks; auto is bf16 on a GPU.")] = Precision.fp32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary for machines.")] = False,
 ) -> None:
     """Attack a bundle, or a bare classifier, with whole batches of test images."""

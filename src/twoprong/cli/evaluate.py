@@ -55,7 +55,7 @@ def evaluate(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a sanity check failed.")] = False,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, typer.Option(help="Of the attacks' networks; auto is bf16 on a GPU.")] = Precision.auto,
+    precision: Annotated[Precision, typer.Option(help="Of the attacks' networks; auto is bf16 on a GPU.")] = Precision.fp32,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
 ) -> None:
     """Attack a bundle by a protocol and say honestly what it withstands. docs/evaluate.md explains every number."""

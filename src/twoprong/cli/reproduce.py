@@ -55,7 +55,7 @@ def reproduce(
     resume: Annotated[bool, typer.Option(help="Continue a run that was stopped.")] = False,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, typer.Option(help="Of the networks; auto is bf16 on a GPU.")] = Precision.auto,
+    precision: Annotated[Precision, typer.Option(help="Of the networks; auto is bf16 on a GPU.")] = Precision.fp32,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
 ) -> None:
     """Measure a table of the paper here and show it beside the paper's numbers."""

@@ -1,0 +1,41 @@
+"""Planted errors in gradients. Those that a whole evaluation must catch are in test_sanity.py."""
+
+import pytest
+
+from twoprong.defense import Defense
+from twoprong.evaluation.gradients import check_gradients
+
+EPS = 0.2
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_sound_defence_passes(defense, digits, norm):
+    found = check_gradients(defense, digits.test[:40], EPS, norm, 0)
+    assert found["status"] == "passed", found["detail"]
+    assert set(found["values"]) == {"clean_zero", "clean_error", "denoise_zero", "denoise_error", "statistic_error"}
+
+
+def test_a_gradient_that_is_only_half_there_is_caught(defense, digits):
+    """Backward through the denoiser as if it were a tenth of itself: not zero, but not the slope of what is deployed."""
+
+    class Half(Defense):
+        def denoise(self, images, generator=None):
+            whole = super().denoise(images, generator)
+            return whole.detach() + 0.1 * (whole - whole.detach())
+
+    found = check_gradients(
+        Half(defense.classifier, defense.detector, defense.denoiser, defense.config), digits.test[:40], EPS, "linf", 0
+    )
+    assert found["status"] == "failed"
+    assert "denoise" in found["detail"]
+
+
+def test_a_statistic_that_is_cut_off_is_caught(defense, digits):
+    class Hidden(Defense):
+        def statistic(self, images, reference=None):
+            return super().statistic(images.detach(), reference)
+
+    hidden = Hidden(defense.classifier, defense.detector, defense.denoiser, defense.config)
+    found = check_gradients(hidden, digits.test[:40], EPS, "linf", 0)
+    assert found["status"] == "failed"
+    assert "statistic" in found["detail"]

@@ -70,7 +70,7 @@ def killed(bundle, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     arguments = ["evaluate", bundle, "--data", "digits", "--out", "out", *SIZES, "--resume", "--json"]
     snapshots = []
-    for pieces in (3, 55):
+    for pieces in (4, 55):
         process = command(*arguments, cwd=folder)
         work = folder / "out" / "work"
         while len(list(work.rglob("*.safetensors"))) < pieces:

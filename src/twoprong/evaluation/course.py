@@ -146,7 +146,10 @@ class Course:
 
     def __init__(self, plan: Plan, store: Store, progress: Progress) -> None:
         self.plan, self.store = plan, store
-        self.items, self.batches, self.not_run = plan.items(), plan.batches(), plan.left_out()
+        self.items, self.not_run = plan.items(), plan.left_out()
+        # Formed once and stored: whoever resumes or looks later has the very same batches.
+        formed = store.piece("batches", lambda: ({"indices": torch.stack(plan.batches())}, {}))[0]
+        self.batches = list(formed["indices"])
         whole = len(plan.data) // plan.batch_size
         total = len(self.batches) * (UNTOUCHED_COST + sum(item.cost() for item in self.items)) + whole * CLEAN_COST
         self.clock = Clock(progress, total + STUDY_COST + CHECKS_COST + (MAGNET_COST if plan.train is not None else 0))

@@ -98,7 +98,7 @@ def make_attack(name: str, eps: str, norm: str, assignments: list[str], slots: s
             f"--attack {name}: expected one of {', '.join(ATTACKS)}" + (f"; did you mean {near[0]}?" if near else "")
         )
     known = [field.name for field in fields(ATTACKS[name]) if field.name not in ("eps", "norm")]
-    settings: dict[str, Any] = {"eps": _number("--eps", eps), "norm": norm}
+    settings: dict[str, Any] = {"eps": number("--eps", eps), "norm": norm}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if key not in known or not equals:
@@ -108,15 +108,15 @@ def make_attack(name: str, eps: str, norm: str, assignments: list[str], slots: s
         value = toml_value(text)
         if isinstance(value, list):
             value = tuple(tuple(part) if isinstance(part, list) else part for part in value)
-        settings[key] = _number(f"--set {key}", value) if isinstance(value, str) and "/" in value else value
+        settings[key] = number(f"--set {key}", value) if isinstance(value, str) and "/" in value else value
     chosen = ATTACKS[name](**settings)
     if slots is None:
         return chosen
-    share = _number("--slots", slots.removesuffix("%")) / (100 if slots.endswith("%") else 1)
+    share = number("--slots", slots.removesuffix("%")) / (100 if slots.endswith("%") else 1)
     return Partial(attack=chosen, share=share)
 
 
-def _number(option: str, text: str) -> float:
+def number(option: str, text: str) -> float:
     try:
         return float(as_number(text))
     except ValueError as error:

@@ -10,10 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from twoprong.bundle import read_manifest
+from twoprong.cli.attack import number
 from twoprong.cli.classifier import get_classifier, get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
-from twoprong.config import PRESETS, FitConfig, as_number
+from twoprong.config import PRESETS, FitConfig
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
@@ -67,7 +69,7 @@ def evaluate(
     ):
         if file is not None and name is None:
             raise InputError(f"{option} {file}: expected {partner} beside it, got none")
-    budget = None if eps is None else _number(eps)
+    budget = None if eps is None else number("--eps", eps)
     where = choose(device)
     inner = resolve(precision, where)
     source = load_data(data, data_root, image_size).to(where)
@@ -108,8 +110,6 @@ def evaluate(
 
 def _needs(bundle: Path | None) -> bool:
     """Whether a bundle comes without its classifier."""
-    from twoprong.bundle import read_manifest
-
     return bundle is not None and read_manifest(bundle)["classifier"]["spec"] is None
 
 
@@ -128,13 +128,6 @@ def _surrogate(
         return None
     config = PRESETS.get(data, FitConfig()).model_copy(update={"seed": seed + 1_000_003})
     return get_classifier(name, weights, source, config, directory / "surrogate", True, progress, precision)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(as_number(text))
-    except ValueError as error:
-        raise InputError(f"--eps: {error}") from error
 
 
 def _show(results: dict[str, Any], directory: Path) -> None:

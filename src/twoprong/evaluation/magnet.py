@@ -16,6 +16,7 @@ from twoprong.attacks.losses import margin
 from twoprong.attacks.target import Route, Target
 from twoprong.data.tensors import check_images
 from twoprong.errors import InputError
+from twoprong.evaluation.subjects import Refusal
 from twoprong.models.features import full
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator, initialised
@@ -27,17 +28,6 @@ BATCH, RATE = 64, 3e-3  # images per step, and the highest learning rate
 # Passes over the images, and most steps: on a quarter of the training digits kept aside, more passes gained nothing.
 PASSES, STEPS = 24, 5000
 SPARE = 0.05  # attacks aim this far below the thresholds, so that rounding does not refuse the image
-
-
-@dataclass(frozen=True)
-class Ruling:
-    """What became of one batch: the logits of every reconstruction, and who (`rejected`, (N,)) is refused."""
-
-    logits: Tensor
-    adversarial: bool
-    statistic: float
-    threshold: float
-    rejected: Tensor
 
 
 class Autoencoder(nn.Module):
@@ -135,10 +125,10 @@ class MagNet(nn.Module):
         return 0.003
 
     @torch.no_grad()
-    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Ruling:
+    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Refusal:
         excess = self.excess(images)
         rejected, statistic = excess > 0, excess.clamp_min(0).mean().item()
-        return Ruling(self.logits(images)[0], bool(rejected.any()), statistic, self.threshold(len(images)), rejected)
+        return Refusal(self.logits(images)[0], rejected, bool(rejected.any()), statistic, self.threshold(len(images)))
 
 
 @dataclass(frozen=True, kw_only=True)

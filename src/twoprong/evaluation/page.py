@@ -40,11 +40,16 @@ PANELS = 8  # histograms shown at once; the rest can be opened
 CURVES = 6  # lines in one figure, and colours there are
 
 
-def write_page(results: dict[str, Any], path: Path) -> None:
-    """Write the page; it needs no network, no script and no other file. Parts that were not run are left out or said so."""
-    environment = Environment(
+def templates() -> Environment:
+    """Where pages come from: everything put into them is escaped, and a value that is missing is an error."""
+    return Environment(
         loader=PackageLoader("twoprong.evaluation", "."), autoescape=select_autoescape(["j2"]), undefined=StrictUndefined
     )
+
+
+def write_page(results: dict[str, Any], path: Path) -> None:
+    """Write the page; it needs no network, no script and no other file. Parts that were not run are left out or said so."""
+    environment = templates()
     environment.filters |= {"percent": percent, "between": between, "duration": duration}
     environment.filters["budget"] = lambda eps: budget(eps, results["run"]["norm"])
     whole = [attack for attack in results["attacks"] if attack["slots"] is None]

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from twoprong.data.tensors import Labelled
 from twoprong.defense import Defense
 from twoprong.evaluation.figures import histogram, picture
 from twoprong.evaluation.measure import Scores
+from twoprong.evaluation.page import templates
 from twoprong.storage import write_atomic
 
 
@@ -44,10 +44,7 @@ def write_report(
         _strip("adversarial", attacked.images, attacked.labels, defense),
         _strip("denoised", denoised, attacked.labels, defense),
     ]
-    environment = Environment(
-        loader=PackageLoader("twoprong.evaluation", "."), autoescape=select_autoescape(["j2"]), undefined=StrictUndefined
-    )
-    page = environment.get_template("demo.html.j2").render(results=results, runs=runs, figures=figures, strips=strips)
+    page = templates().get_template("demo.html.j2").render(results=results, runs=runs, figures=figures, strips=strips)
     write_atomic(path, lambda file: file.write_text(page, encoding="utf-8"))
 
 

@@ -1,6 +1,7 @@
 """The detector by itself: false alarms on unseen clean batches, power, and clean batches that are not quite as usual."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def study(
             ],
             "by_share": [
                 {"share": share}
-                | work.judged(usual, chosen.labels.repeat(2), lambda s=share: work.mixtures(count, size, s), size, count)  # type: ignore[misc]
+                | work.judged(usual, chosen.labels.repeat(2), work.mixtures(count, size, share), size, count)
                 for share in sorted({max(1, round(share * size)) / size for share in SHARES})
             ],
         },
@@ -89,27 +90,21 @@ class _Study:
     def __init__(self, defense: Defense, seed: int) -> None:
         self.defense, self.seed = defense, seed
 
-    def partitions(self, count: int, size: int) -> Iterator[Tensor]:
+    def partitions(self, count: int, size: int) -> list[Tensor]:
         """Batches from random partitions: disjoint within a round."""
-        draw, made = generator(self.seed, "study", "partitions", count, size), 0
-        for _ in range(ROUNDS):
-            for batch in partition(count, size, draw):
-                if made == BATCHES:
-                    return
-                made += 1
-                yield batch
+        draw = generator(self.seed, "study", "partitions", count, size)
+        return list(islice((batch for _ in range(ROUNDS) for batch in partition(count, size, draw)), BATCHES))
 
-    def mixtures(self, count: int, size: int, share: float) -> Iterator[Tensor]:
+    def mixtures(self, count: int, size: int, share: float) -> list[Tensor]:
         """Batches of a pool of `count` originals followed by their attacked counterparts, a share of each batch attacked."""
-        for batch in self.partitions(count, size):
-            attacked = torch.zeros_like(batch)
-            attacked[: max(1, round(share * size))] = count  # a batch of a partition is in random order already
-            yield batch + attacked
+        attacked = torch.zeros(size, dtype=torch.long)
+        attacked[: max(1, round(share * size))] = count  # a batch of a partition is in random order already
+        return [batch + attacked for batch in self.partitions(count, size)]
 
-    def statistics(self, pool: Pool, batches: Iterator[Tensor]) -> list[float]:
+    def statistics(self, pool: Pool, batches: Sequence[Tensor]) -> list[float]:
         return [pool.statistic(batch.to(pool.images.device)) for batch in batches]
 
-    def rate(self, pool: Pool, batches: Iterator[Tensor], size: int, count: int) -> dict[str, Any]:
+    def rate(self, pool: Pool, batches: Sequence[Tensor], size: int, count: int) -> dict[str, Any]:
         return self.share(self.statistics(pool, batches), size, count)
 
     def share(self, statistics: Sequence[float], size: int, count: int) -> dict[str, Any]:
@@ -125,19 +120,17 @@ class _Study:
             "independent": independent,
         }
 
-    def judged(
-        self, pool: Pool, labels: Tensor, batches: Callable[[], Iterator[Tensor]], size: int, count: int
-    ) -> dict[str, Any]:
+    def judged(self, pool: Pool, labels: Tensor, batches: Sequence[Tensor], size: int, count: int) -> dict[str, Any]:
         """The share flagged, and the accuracy with and without the defence on the first few batches."""
         draw = generator(self.seed, "study", "judged", device=pool.images.device)
         defended, undefended, seen = 0, 0, 0
-        for batch, _ in zip(batches(), range(JUDGED), strict=False):
+        for batch in batches[:JUDGED]:
             index = batch.to(pool.images.device)
             images, true = pool.images[index], labels[index]
             defended += int((self.defense(images, draw).labels == true).sum())
             undefended += int((self.defense.logits(images, "clean")[0].argmax(1) == true).sum())
             seen += len(index)
-        rates = self.rate(pool, batches(), size, count)
+        rates = self.rate(pool, batches, size, count)
         distinct = min(seen, count)  # batches repeat images: the interval is for as many as there are
         for name, hits in (("defended", defended), ("undefended", undefended)):
             share = hits / seen
@@ -154,14 +147,11 @@ class _Study:
             if smaller not in self.defense.detector.batch_sizes:
                 continue
             draw = generator(self.seed, "study", "skewed", classes)
-
-            def batches(classes: int = classes, smaller: int = smaller, draw: torch.Generator = draw) -> Iterator[Tensor]:
-                draw.manual_seed(draw.initial_seed())
-                for _ in range(BATCHES // 4):
-                    some = present[torch.randperm(len(present), generator=draw)[:classes]]
-                    members = torch.isin(labels.cpu(), some).nonzero().flatten()
-                    yield members[torch.randperm(len(members), generator=draw)[:smaller]]
-
+            batches = []
+            for _ in range(BATCHES // 4):
+                some = present[torch.randperm(len(present), generator=draw)[:classes]]
+                members = torch.isin(labels.cpu(), some).nonzero().flatten()
+                batches.append(members[torch.randperm(len(members), generator=draw)[:smaller]])
             entry = self.judged(pool, labels, batches, smaller, int(counts.sum() * classes / len(present)))
             found.append({"classes": classes, "size": smaller} | entry)
         return found
@@ -174,7 +164,7 @@ class _Study:
             for strength in strengths:
                 draw = generator(self.seed, "study", kind, strength, device=chosen.images.device)
                 pool = Pool(self.defense, CORRUPTIONS[kind](chosen.images, strength, draw))
-                entry = self.judged(pool, chosen.labels, lambda: self.partitions(len(chosen), size), size, len(chosen))
+                entry = self.judged(pool, chosen.labels, self.partitions(len(chosen), size), size, len(chosen))
                 found.append({"kind": kind, "strength": strength} | entry)
         return found
 

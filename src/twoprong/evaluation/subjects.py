@@ -15,13 +15,11 @@ from twoprong.seeds import generator
 DRAWS = 10  # noise draws that every attacked batch is scored on
 
 
-class DenoiserOnly(nn.Module):
-    """The second prong without the first: every batch goes through noise and denoiser."""
-
-    coupled = False
+class DenoiserOnly(Plain):
+    """The second prong without the first: every batch goes through noise and denoiser, nothing is tested."""
 
     def __init__(self, defense: Defense) -> None:
-        super().__init__()
+        super().__init__(defense.classifier)
         self.defense = defense
 
     def logits(
@@ -29,15 +27,12 @@ class DenoiserOnly(nn.Module):
     ) -> Tensor:
         return self.defense.logits(images, "denoise", draws, generator)
 
-    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
-        return 0 * images.sum()
-
-    def threshold(self, size: int) -> float:
-        return float("inf")
-
     @torch.no_grad()
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> PlainOutcome:
         return PlainOutcome(self.logits(images, None, 1, generator)[0])
+
+    def purify(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        return self.defense.denoise(images, generator)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,8 @@ class Plan:
                 sizes = one.detector.batch_sizes
                 raise InputError(f"batch size: {name} tests {sizes[0]} to {sizes[-1]} images, got {self.batch_size}")
         if self.count < self.batch_size:
-            raise InputError(f"images: expected at least one batch of {self.batch_size}, got {self.count}; give more images")
+            wanted = f"at least one batch of {self.batch_size}"
+            raise InputError(f"images: expected {wanted}, got {self.count}; give more images, or a smaller batch size")
         self._check_items()
 
     def _check_items(self) -> None:

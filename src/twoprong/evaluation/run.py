@@ -90,7 +90,7 @@ def evaluate(
         protocol,
         fitted.eps if eps is None else eps,
         norm or fitted.norm,
-        min(batch_size, len(data)),
+        batch_size,
         min(len(data), len(data) if wanted is None else wanted),
         seed,
         _pictures(train),

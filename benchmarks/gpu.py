@@ -23,7 +23,8 @@ from twoprong.models.fast import fast
 from twoprong.models.features import Features
 from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
-from twoprong.purify.loss import add_noise, denoiser_loss
+from twoprong.purify.loss import add_noise
+from twoprong.purify.train import objective
 from twoprong.recipe import sample
 from twoprong.seeds import generator, initialised
 
@@ -74,18 +75,17 @@ def training_step(defense: Defense, bf16: bool) -> Callable[[], object]:
     images = torch.rand(500, 3, 32, 32, device="cuda")
     labels = torch.randint(10, (500,), device="cuda")
     denoiser = channels_last(DUNet(3).cuda()).train()
-    forward = torch.compile(denoiser) if bf16 else denoiser
     features = Features(fast(defense.classifier)) if bf16 else defense.features
+    loss_of = objective(
+        denoiser, features, defense.detector.kernel, 0.01, "bf16" if bf16 else "fp32", torch.compile if bf16 else None
+    )
     clean = Sample(images, sample(defense.features, images).features)
-    optimiser = torch.optim.Adam(denoiser.parameters(), lr=1e-3)
+    optimiser = torch.optim.Adam(denoiser.parameters(), lr=1e-3, fused=True)
     draw = generator(0, "noise", device="cuda")
 
     def step() -> None:
-        noisy = add_noise(images, 0.25, draw)
-        with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
-            denoised = forward(noisy).clamp(0, 1)
-        loss = denoiser_loss(denoised, clean, labels, features, defense.detector.kernel, 0.01)
         optimiser.zero_grad()
+        loss = loss_of(add_noise(images, 0.25, draw), *clean, labels)
         loss.backward(inputs=list(denoiser.parameters()))
         optimiser.step()
 

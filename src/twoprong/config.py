@@ -55,8 +55,13 @@ class AttackConfig(Settings):
 
 
 class KernelConfig(Settings):
-    """Algorithm 1. The paper's rate of 2e-4 leaves three scalars where they start; ours acts on logarithms."""
+    """Algorithm 1. The paper's rate of 2e-4 leaves three scalars where they start; ours acts on logarithms.
 
+    Of the kernels with these widths of a learned projection (0: the features as they are, the paper's kernel) the one whose
+    test finds the most on images kept aside is taken; of equals the first.
+    """
+
+    projections: Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1)] = (0, 8)
     epochs: Annotated[int, Field(ge=0, strict=True)] = 200
     lr: Positive = 0.02
     batch_size: Annotated[int, Field(ge=2, strict=True)] = 100
@@ -73,7 +78,7 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
 class DetectorConfig(Settings):
     """The test: which features, how often it may cry wolf, for which batch sizes, and how sure to be of that."""
 
-    features: str | None = None  # a layer's name; None: the input of the last Linear layer
+    features: str | tuple[str, ...] | None = None  # a layer's name, or several; None: the input of the last Linear layer
     false_alarm_rate: Share = 0.05
     confidence: Annotated[Number, Field(ge=0.5, lt=1)] = 0.9
     min_batch_size: Annotated[int, Field(ge=2, strict=True)] = 2

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from twoprong.attacks.target import Route
 from twoprong.bundle import Parts, read_bundle, write_bundle
 from twoprong.config import FitConfig
-from twoprong.data.tensors import check_images
+from twoprong.data.tensors import check_extent, check_layout, extent
 from twoprong.detect.detector import UNTESTED, Detector, Verdict
 from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.errors import InputError
 from twoprong.models.dunet import DUNet
-from twoprong.models.fast import Compiler, HalfPrecision, fast
+from twoprong.models.fast import Compiler, Fast, HalfPrecision, Replayed, fast
 from twoprong.models.features import Features, FeatureSource, full
 from twoprong.purify.loss import add_noise
 
@@ -60,6 +60,7 @@ class Defense(nn.Module):
     """
 
     coupled = True  # a batch is judged as one
+    settled = False  # whether the networks are our own copies, which nobody else puts into training mode
 
     def __init__(
         self,
@@ -83,16 +84,34 @@ class Defense(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Decision:
         """Judge a batch and classify it by the route the verdict names. Raises InputError for anything but a batch."""
-        self.eval()  # somebody may have put the classifier, which is theirs, into training mode
+        if not self.settled:
+            self.eval()  # somebody may have put the classifier, which is theirs, into training mode
         images = self._check(images)
-        logits, features = self.features(images)
-        verdict, tested = self._judge(Sample(images, features))
+        tested = len(images) >= self.detector.batch_sizes[0]
+        if tested:
+            logits, measured = self.look(images, self.detector.memberships(len(images)))
+            value, reached, low, high = measured.tolist()  # the only time that a GPU is waited for
+            check_extent(images, low, high)
+            verdict = self.detector.verdict(value, reached, len(images))
+        else:
+            check_extent(images, *extent(images).tolist())
+            verdict, logits = self._untested(len(images)), full(self.classifier(images))
         if verdict.adversarial:
-            images = self.denoise(images, generator)
-            logits = full(self.classifier(images))
+            images, logits = self.rescue(self._noisy(images, generator))
         return Decision(logits, images, verdict.adversarial, verdict.statistic, verdict.threshold, verdict.p_value, tested)
 
     decide = forward
+
+    def look(self, images: Tensor, memberships: Tensor) -> tuple[Tensor, Tensor]:
+        """The classifier's logits; and in one tensor what the detector measures and the extent of the images."""
+        logits, features = self.features(images)
+        measured = self.detector.measure(Sample(images, features), memberships)
+        return logits, torch.cat([measured, extent(images).to(measured)])
+
+    def rescue(self, noisy: Tensor) -> tuple[Tensor, Tensor]:
+        """Noisy images denoised, and the classifier's logits for them."""
+        images = self._denoised(noisy)
+        return images, full(self.classifier(images))
 
     def logits(
         self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
@@ -122,16 +141,21 @@ class Defense(nn.Module):
 
     def threshold(self, size: int) -> float:
         """The statistic at which a batch of `size` is flagged."""
-        return self.detector.thresholds.at(size)
+        return self.detector.threshold(size)
 
     def denoise(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """The adversarial route up to the classifier: noise, denoiser, [0, 1]; differentiable in the images."""
-        if generator is None:
-            generator = torch.Generator(images.device).manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
-        denoised = full(self.denoiser(add_noise(images, self.config.denoiser.sigma, generator)))
-        return denoised.clamp(0, 1)
+        return self._denoised(self._noisy(images, generator))
 
     purify = denoise
+
+    def _noisy(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
+        if generator is None:
+            generator = torch.Generator(images.device).manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
+        return add_noise(images, self.config.denoiser.sigma, generator)
+
+    def _denoised(self, noisy: Tensor) -> Tensor:
+        return full(self.denoiser(noisy)).clamp(0, 1)
 
     def embed(self, images: Tensor) -> Tensor:
         """The features (N, d) that the test sees."""
@@ -158,9 +182,18 @@ class Defense(nn.Module):
         source, denoiser = self.features.source, cast(DUNet, fast(self.denoiser, compiler))
         # A layer's output can only be listened to where nothing is compiled away.
         classifier = fast(self.classifier, compiler) if source is None else HalfPrecision(self.classifier)
-        named = f"network.{source}" if isinstance(source, str) else source
-        detector = self.detector if compiler is None else self.detector.hastened(compiler)
-        return Defense(classifier, detector, denoiser, self.config, named, self.about)
+        named: FeatureSource = source
+        if isinstance(source, str):
+            named = f"network.{source}"
+        elif isinstance(source, tuple):
+            named = tuple(f"network.{one}" for one in source)
+        quick = Defense(classifier, self.detector, denoiser, self.config, named, self.about)
+        quick.settled = source is None and isinstance(classifier, Fast)
+        if compiler is not None:
+            for step in (quick.look, quick.rescue):
+                compiled = compiler(step)
+                setattr(quick, step.__name__, Replayed(compiled) if self.detector.k_reference.is_cuda else compiled)
+        return quick
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the bundle directory (see `twoprong.bundle`)."""
@@ -173,21 +206,20 @@ class Defense(nn.Module):
             return self.config.on_small_batch == "denoise"
         return self.detector.flags(self.statistic(images).item(), len(images))
 
-    def _judge(self, batch: Sample) -> tuple[Verdict, bool]:
-        """The detector's verdict, or the declared policy for a batch too small to test."""
-        smallest, policy = self.detector.batch_sizes[0], self.config.on_small_batch
-        if len(batch) >= smallest:
-            return self.detector(batch), True
+    def _untested(self, size: int) -> Verdict:
+        """The declared policy for a batch too small to test."""
+        policy = self.config.on_small_batch
         if policy == "error":
             raise InputError(
-                f"batch of {len(batch)} image{'s' * (len(batch) != 1)}: expected {smallest} or more, fewer cannot be "
-                "tested; collect more, or set on_small_batch to 'denoise' or 'classify'"
+                f"batch of {size} image{'s' * (size != 1)}: expected {self.detector.batch_sizes[0]} or more, fewer cannot "
+                "be tested; collect more, or set on_small_batch to 'denoise' or 'classify'"
             )
-        log.warning("batch of %d is too small to test: %s (on_small_batch)", len(batch), policy)
-        return replace(UNTESTED, adversarial=policy == "denoise"), False
+        log.warning("batch of %d is too small to test: %s (on_small_batch)", size, policy)
+        return replace(UNTESTED, adversarial=policy == "denoise")
 
     def _check(self, images: Tensor) -> Tensor:
-        images = check_images(images)
+        """The images as the networks take them; what values they have is seen later."""
+        images = check_layout(images)
         expected = tuple(self.detector.reference_pixels.shape[1:])
         if tuple(images.shape[1:]) != expected:
             raise InputError(

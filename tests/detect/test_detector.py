@@ -267,15 +267,3 @@ def test_thresholds_follow_every_way_of_setting_them(detector, draw_sample):
     assert second != first
     detector.upper.add_(1.0)
     assert detector.thresholds.at(5) == pytest.approx(second + 1)
-
-
-def test_a_hastened_detector_is_the_same_detector(detector, draw_sample):
-    asked = []
-
-    def compiler(run, mode):
-        asked.append(mode)
-        return run
-
-    batch = draw_sample(6, "batch")
-    assert detector.hastened(compiler)(batch) == detector(batch)
-    assert asked == ["reduce-overhead"]

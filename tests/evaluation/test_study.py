@@ -51,9 +51,9 @@ def test_it_says_what_a_detector_does(found):
 
 
 def test_a_batch_of_a_mixture_has_the_share_it_says(defense):
-    from twoprong.evaluation.study import _Study
+    from twoprong.evaluation.study import Study
 
-    work = _Study(defense, 0)
+    work = Study(defense, 0)
     for share in (0.01, 0.25, 1.0):
         for batch in work.mixtures(80, 40, share):
             assert len((batch % 80).unique()) == 40  # no image twice, attacked or not

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from twoprong.models.dunet import DUNet
+from twoprong.models.dunet import DUNet, enlarged
 from twoprong.seeds import generator, initialised
 
 FORWARD = {"widths": (64, 128, 256, 256, 256), "blocks": (2, 3, 3, 3, 3)}  # as the method's description has them,
@@ -120,3 +120,17 @@ def test_images_of_a_batch_do_not_see_each_other_in_eval_mode():
     model = network(3, 0.1)
     given = images(4, 3, 8, 8)
     torch.testing.assert_close(model(given)[1:2], model(given[1:2]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [1, 2, 3, 8])
+def test_the_doubling_for_compilers_is_bilinear_interpolation(side, monkeypatch):
+    images = torch.rand(2, 3, side, side + 1, generator=generator(0, "images"), dtype=torch.float64, requires_grad=True)
+    expected = enlarged(images, 2 * side, 2 * side + 2)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    written_out = enlarged(images, 2 * side, 2 * side + 2)
+    assert written_out.grad_fn.name() != expected.grad_fn.name()
+    torch.testing.assert_close(written_out, expected)
+    weights = torch.rand(expected.shape, generator=generator(1, "weights"), dtype=torch.float64)
+    slopes = [torch.autograd.grad(found, images, weights)[0] for found in (written_out, expected)]
+    torch.testing.assert_close(*slopes)
+    assert enlarged(images, 2 * side + 1, 7).shape == (2, 3, 2 * side + 1, 7)

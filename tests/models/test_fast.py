@@ -6,7 +6,7 @@ from torch import nn
 
 from twoprong.attacks.evade import Evade
 from twoprong.models.dunet import DUNet
-from twoprong.models.fast import Fast, FastClassifier, HalfPrecision, fast, folded
+from twoprong.models.fast import Fast, FastClassifier, HalfPrecision, Replayed, fast, folded
 from twoprong.models.features import Features
 from twoprong.models.zoo import build
 from twoprong.seeds import generator, initialised
@@ -83,7 +83,7 @@ def test_kinds():
     assert isinstance(fast(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), None), HalfPrecision)
 
 
-def test_the_compiler_gets_both_uses():
+def test_the_compiler_is_asked_once():
     asked = []
 
     def compiler(run, mode=None):
@@ -91,17 +91,38 @@ def test_the_compiler_gets_both_uses():
         return run
 
     quick = fast(network("cnn"), compiler)
-    assert asked == [None, "reduce-overhead"]
+    assert asked == [None]
     assert quick(torch.rand(2, 3, 16, 16)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("source", [None, "hidden", "callable"])
+def test_an_accelerated_defence_looks_and_rescues_in_one_compiled_step_each(defense, digits):
+    asked = []
+
+    def compiler(step, mode=None):
+        def run(*given):
+            asked.append((step.__name__, mode))
+            return step(*given)
+
+        return run
+
+    whole, quick = defense.accelerated(None), defense.accelerated(compiler)
+    images = digits.test.images[:50]
+    noise = (images + torch.rand(images.shape, generator=generator(0, "noise"))).clamp(0, 1)
+    for batch, steps in ((images, ["look"]), (noise, ["look", "rescue"])):
+        asked.clear()
+        found, expected = (one(batch, generator(0, "x")) for one in (quick, whole))
+        assert [name for name, mode in asked if name != "_run"] == steps
+        assert (found.adversarial, found.statistic) == (expected.adversarial, expected.statistic)
+        assert torch.equal(found.logits, expected.logits)
+
+
+@pytest.mark.parametrize("source", [None, "hidden", ("hidden", "head"), "callable"])
 def test_an_accelerated_defence_decides_alike_and_can_be_attacked(defense, digits, source):
     from twoprong.defense import Defense
 
     given = (lambda images: images.flatten(1)) if source == "callable" else source
     detector = defense.detector
-    if source == "callable":  # another space of features needs a test of its own
+    if source in ("callable", ("hidden", "head")):  # another space of features needs a test of its own
         from twoprong.config import DetectorConfig
         from twoprong.detect.detector import Detector
         from twoprong.detect.kernel import DeepKernel
@@ -123,3 +144,29 @@ def test_an_accelerated_defence_decides_alike_and_can_be_attacked(defense, digit
     found = attack(quick, batch.images, batch.labels, generator(0, "attack")).images
     left = (whole(found, generator(0, "y")).labels == batch.labels).double().mean()
     assert left < 0.8  # gradients in bf16 hurt the exact object
+
+
+def test_recordings_are_made_for_the_first_shapes_and_filled_anew(monkeypatch):
+    """The bookkeeping around a recording; what CUDA makes of it is seen on a GPU only."""
+    double = Replayed(lambda x: (2 * x,))
+    double.most = 2
+
+    class Graph:
+        def __init__(self, place, result):
+            self.place, self.result, self.replays = place, result, 0
+
+        def replay(self):
+            self.replays += 1
+            self.result.copy_(2 * self.place)
+
+    def record(given):
+        inputs, results = tuple(value.clone() for value in given), tuple(torch.empty_like(value) for value in given)
+        return Graph(inputs[0], results[0]), inputs, results
+
+    monkeypatch.setattr(double, "_record", record)
+    kept = []
+    for size in (3, 4, 5, 3):
+        given = torch.rand(size, generator=generator(size, len(kept)))
+        kept.append((given, double(given)[0]))
+    assert all(torch.equal(found, 2 * given) for given, found in kept)  # an earlier result is not overwritten
+    assert sorted(graph.replays for graph, *_ in double.recorded.values()) == [1, 2]

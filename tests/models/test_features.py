@@ -56,6 +56,25 @@ def test_the_default_is_the_input_of_the_last_linear_layer_that_runs(model):
     assert torch.equal(features, expected)
 
 
+def test_several_layers_are_averaged_over_positions_and_stand_side_by_side(model):
+    logits, features = Features(model, ("body.3", "body.1"))(IMAGES.double())
+    maps, flat = model.body[:2](IMAGES.double()), model.body[:4](IMAGES.double())
+    assert torch.equal(logits, by_hand(model)[0])
+    torch.testing.assert_close(features, torch.cat([flat, maps.mean((2, 3))], 1))
+    assert not hooks(model)
+
+
+@pytest.mark.parametrize("names", [("body.1", "spare"), ("spare", "body.1")])
+def test_of_several_layers_each_has_to_run(model, names):
+    with pytest.raises(InputError, match="did not run"):
+        Features(model, names)(IMAGES.double())
+
+
+def test_of_several_layers_each_has_to_be_there(model):
+    with pytest.raises(InputError, match="no layer 'bodice'"):
+        Features(model, ("body.1", "bodice"))
+
+
 def test_a_layer_that_runs_twice_gives_its_last_input():
     class Twice(nn.Module):
         def __init__(self):

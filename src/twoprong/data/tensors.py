@@ -53,20 +53,34 @@ def check_images(images: Tensor) -> Tensor:
 
     Raises InputError, with the fix in the message, for anything else. Costs one pass over the values.
     """
+    images = check_layout(images)
+    low, high = extent(images).tolist()
+    check_extent(images, low, high)
+    return images
+
+
+def check_layout(images: Tensor) -> Tensor:
+    """The part of `check_images` that does not read the values: no GPU is waited for."""
     if not isinstance(images, Tensor):
         raise InputError(f"images: expected a torch tensor, got {_kind(images)}; convert it, e.g. torch.from_numpy(array)")
-    _check_layout(images)
+    _check_dimensions(images)
     if not images.dtype.is_floating_point:
         fix = "images.float() / 255" if images.dtype == torch.uint8 else "images.float(), scaled to [0, 1]"
         raise InputError(f"images: expected floating-point values in [0, 1], got {images.dtype}; use {fix}")
     if images.numel() == 0:
         raise InputError(f"images: expected at least one image, got shape {_shape(images)}; skip empty batches")
-    images = images if images.dtype == torch.float64 else images.float()
-    # NaN passes through aminmax and fails both comparisons; stacking makes it one transfer from a GPU, not two.
-    low, high = torch.stack(torch.aminmax(images.detach())).tolist()
-    if low >= 0 and high <= 1:
-        return images
-    _refuse_values(images.detach(), low, high)
+    return images if images.dtype == torch.float64 else images.float()
+
+
+def extent(images: Tensor) -> Tensor:
+    """The smallest and the largest value, as one tensor; NaN where there is one."""
+    return torch.stack(torch.aminmax(images.detach()))
+
+
+def check_extent(images: Tensor, low: float, high: float) -> None:
+    """The other part: given the `extent` of images, raise InputError unless it lies in [0, 1]."""
+    if not (low >= 0 and high <= 1):  # NaN fails both
+        _refuse_values(images.detach(), low, high)
 
 
 def check_labels(labels: Tensor, count: int, classes: int | None = None) -> Tensor:
@@ -126,7 +140,7 @@ def as_labelled(
     return Labelled(checked, check_labels(pair[1], len(checked), classes).to(checked.device))
 
 
-def _check_layout(images: Tensor) -> None:
+def _check_dimensions(images: Tensor) -> None:
     """Refuse anything but (images, channels, height, width) with 1 or 3 channels."""
     if images.ndim == 3:
         raise InputError(

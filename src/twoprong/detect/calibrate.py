@@ -61,16 +61,15 @@ def calibrate(
     `k_pool` is the calibration images' Gram matrix, `k_reference_pool` (reference × pool) their kernel with the reference,
     `within_reference` the reference's own off-diagonal mean.
     """
-    mean = k_reference_pool.mean(0)
-    u = (k_pool - mean[:, None] - mean[None, :]).fill_diagonal_(0)
+    u = centred(k_pool, k_reference_pool)
     count = len(u)
-    pools = _shares(torch.randint(count, (POOLS, count), generator=generator), count).to(u)
+    pools = shares_of(torch.randint(count, (POOLS, count), generator=generator), count).to(u)
     here = _moments(u, torch.full((1, count), 1 / count).to(u))
     resampled = _moments(u, pools)
     upper, central = [], []
     for step, size in enumerate(sizes.tolist()):
         drawn = torch.randint(count, (BATCHES, size), generator=generator)
-        quantile = torch.quantile(_statistics(u, _shares(drawn, count).to(u)), 1 - rate)
+        quantile = torch.quantile(statistics(u, shares_of(drawn, count).to(u)), 1 - rate)
         standardised = (quantile - here.mean) / here.deviation(size)
         over_pools = resampled.mean + standardised * resampled.deviation(size)
         upper.append(torch.quantile(over_pools, confidence) + within_reference)
@@ -111,13 +110,19 @@ def _moments(u: Tensor, shares: Tensor) -> _Moments:
     return _Moments(mean, projected, total.clamp_min(1e-20))
 
 
-def _statistics(u: Tensor, shares: Tensor) -> Tensor:
+def centred(k_pool: Tensor, k_reference_pool: Tensor) -> Tensor:
+    """u(a,b) = k(a,b) - c(a) - c(b) over a pool, c being the mean kernel with the reference; zero for a = b."""
+    mean = k_reference_pool.mean(0)
+    return (k_pool - mean[:, None] - mean[None, :]).fill_diagonal_(0)
+
+
+def statistics(u: Tensor, shares: Tensor) -> Tensor:
     """The U-statistic of every batch (a row of `shares`): the mean of u over its pairs of different images."""
     pairs = (1 - shares.square().sum(1)).clamp_min(1e-6)  # a batch of copies of one image has no pair, and gives zero
     return torch.linalg.vecdot(shares @ u, shares) / pairs
 
 
-def _shares(drawn: Tensor, count: int) -> Tensor:
+def shares_of(drawn: Tensor, count: int) -> Tensor:
     """How much of each draw (a row of indices below `count`) every index makes up."""
     weight = torch.full(drawn.shape, 1 / drawn.shape[1])
     return torch.zeros(len(drawn), count).scatter_add_(1, drawn, weight)

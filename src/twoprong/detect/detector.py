@@ -1,10 +1,8 @@
 """The detector: a kernel, a fixed clean reference, and thresholds by batch size."""
 
-import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,8 +52,7 @@ class Detector(nn.Module):
         self.kernel = kernel
         self.permutations = permutations
         self.kept: dict[Any, Tensor] = {}
-        self.read: tuple[Any, Thresholds] | None = None
-        self.run: Callable[[Sample, Tensor], Tensor] = self.measure
+        self.read: _Read | None = None
         self.register_buffer("reference_pixels", reference.pixels.detach().clone())
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("k_reference", self._gram(self.reference, self.reference), persistent=False)
@@ -69,18 +66,32 @@ class Detector(nn.Module):
     @property
     def thresholds(self) -> Thresholds:
         """The calibrated table, in the CPU's memory; empty before `calibrate`."""
-        now = tuple(column._version for column in (self.sizes, self.upper, self.central))
-        if self.read is None or self.read[0] != now:  # asking a GPU for it at every batch would be most of the decision
-            self.read = now, Thresholds(self.sizes.cpu(), self.upper.cpu(), self.central.cpu())
-        return self.read[1]
+        return self._reading().table
 
     @property
     def batch_sizes(self) -> range:
         """The batch sizes the detector can judge."""
-        sizes = self.thresholds.sizes
-        if not len(sizes):
+        offered = self._reading().offered
+        if not offered:
             raise StateError("Detector has no threshold: call calibrate(clean, config, seed) first")
-        return range(int(sizes[0]), int(sizes[-1]) + 1)
+        return offered
+
+    def threshold(self, size: int) -> float:
+        """The statistic at which a batch of `size` is flagged. Raises InputError for a size that is not calibrated."""
+        read = self._reading()
+        if size not in read.found:
+            read.found[size] = read.table.at(size)
+        return read.found[size]
+
+    def _reading(self) -> "_Read":
+        """What the buffers say, kept in plain numbers: asking tensors at every batch would be most of the decision."""
+        columns = self.sizes, self.upper, self.central
+        now = tuple(column._version for column in columns)
+        if self.read is None or self.read.version != now:
+            table = Thresholds(*(column.cpu() for column in columns))
+            ends = table.sizes.tolist()
+            self.read = _Read(now, table, range(ends[0], ends[-1] + 1) if ends else range(0), {})
+        return self.read
 
     def calibrate(self, clean: Sample, config: DetectorConfig, seed: int, progress: Progress = silent) -> "Detector":
         """Set the thresholds from clean images that are neither in the reference nor known to kernel and classifier.
@@ -117,15 +128,13 @@ class Detector(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Sample) -> Verdict:
         """Judge a batch of a calibrated size: adversarial when the statistic reaches the threshold."""
-        n = len(batch)
-        if n not in self.batch_sizes:
-            raise InputError(
-                f"batch of {n} image{'s' * (n != 1)}: expected {self.batch_sizes[0]} to {self.batch_sizes[-1]}, the sizes "
-                "this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
-            )
-        value, reached = self.run(batch, self._memberships(n)).tolist()
+        value, reached = self.measure(batch, self.memberships(len(batch))).tolist()
+        return self.verdict(value, reached, len(batch))
+
+    def verdict(self, value: float, reached: float, size: int) -> Verdict:
+        """What `measure` found on a batch of `size`, judged."""
         p_value = (1 + reached) / (1 + self.permutations)
-        return Verdict(self.flags(value, n), value, self.thresholds.at(n), p_value)
+        return Verdict(self.flags(value, size), value, self.threshold(size), p_value)
 
     def measure(self, batch: Sample, memberships: Tensor) -> Tensor:
         """The statistic, and how many of the relabelled samples reach it: a tensor of two, so that a GPU is asked once."""
@@ -135,14 +144,16 @@ class Detector(nn.Module):
         null = null_of(gram, len(self.reference), memberships.to(gram.dtype))
         return torch.stack([statistic, (null >= statistic).sum().to(statistic.dtype)])
 
-    def hastened(self, compiler: Callable[..., Any]) -> "Detector":
-        """The same detector, its one measurement compiled into a graph of launches: on a GPU these are most of its time."""
-        quick = copy.copy(self)
-        quick.run = compiler(self.measure, mode="reduce-overhead")
-        return quick
+    def memberships(self, size: int) -> Tensor:
+        """The relabellings for a batch of `size`: always the same, so that one batch has one p-value, and kept.
 
-    def _memberships(self, size: int) -> Tensor:
-        """The relabellings for a batch of `size`: always the same, so that one batch has one p-value, and kept."""
+        Raises InputError for a size that is not calibrated.
+        """
+        if size not in self.batch_sizes:
+            raise InputError(
+                f"batch of {size} image{'s' * (size != 1)}: expected {self.batch_sizes[0]} to {self.batch_sizes[-1]}, the "
+                "sizes this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
+            )
         device = self.reference_features.device
         if (size, device) not in self.kept:
             draw = generator(0, "permutations", device=device)
@@ -151,14 +162,14 @@ class Detector(nn.Module):
 
     def flags(self, statistic: float, size: int) -> bool:
         """Whether a batch of `size` with this statistic is called adversarial: the one place that decides."""
-        return statistic >= self.thresholds.at(size)
+        return statistic >= self.threshold(size)
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor], permutations: int) -> "Detector":
         """A detector from its `state_dict()`. Raises InputError for a tensor too many, too few, or of another shape."""
         kernel = {name.removeprefix("kernel."): value for name, value in state.items() if name.startswith("kernel.")}
         try:
-            fitted = DeepKernel()
+            fitted = DeepKernel(projection=kernel.get("projection"))
             fitted.load_state_dict(kernel)
             reference = Sample(state["reference_pixels"], state["reference_features"])
             table = Thresholds(state["sizes"], state["upper"], state["central"])
@@ -183,6 +194,15 @@ class Detector(nn.Module):
         for name, column in zip(("sizes", "upper", "central"), table, strict=True):
             self.register_buffer(name, column.to(self.reference_features.device))
         return self
+
+
+class _Read(NamedTuple):
+    """The table of thresholds as it was read: of which version of the buffers, for which sizes, and what was asked of it."""
+
+    version: tuple[int, ...]
+    table: Thresholds
+    offered: range
+    found: dict[int, float]
 
 
 def _check_shapes(reference: Sample, table: Thresholds) -> None:

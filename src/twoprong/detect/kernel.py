@@ -20,22 +20,31 @@ class Sample(NamedTuple):
 
 
 class DeepKernel(nn.Module):
-    """k(x,z) = [(1 - β0)·s(φ(x), φ(z)) + β0]·q(x,z), with s and q Gaussian: exp(-d² / 2σ²); values in (0, 1].
+    """k(x,z) = [(1 - β0)·s(φ(x)·P, φ(z)·P) + β0]·q(x,z), with s and q Gaussian: exp(-d² / 2σ²); values in (0, 1].
 
-    The three scalars are learned without constraint (log bandwidths, the logit of β0) and shown constrained.
+    The paper's kernel has no projection P of the features; ours may have one (features × width), learned with the rest. The
+    three scalars are learned without constraint (log bandwidths, the logit of β0) and shown constrained.
     Everything here is computed in float32 or better, whatever the inputs are and even inside an autocast region.
     """
 
-    def __init__(self, feature_bandwidth: float = 1.0, pixel_bandwidth: float = 1.0, beta0: float = 0.1) -> None:
+    def __init__(
+        self,
+        feature_bandwidth: float = 1.0,
+        pixel_bandwidth: float = 1.0,
+        beta0: float = 0.1,
+        projection: Tensor | None = None,
+    ) -> None:
         super().__init__()
         self.log_feature_bandwidth = nn.Parameter(torch.tensor(feature_bandwidth).log())
         self.log_pixel_bandwidth = nn.Parameter(torch.tensor(pixel_bandwidth).log())
         self.logit_beta0 = nn.Parameter(torch.tensor(beta0).logit())
+        self.projection = None if projection is None else nn.Parameter(projection)
 
     @classmethod
-    def from_median(cls, sample: Sample, beta0: float = 0.1) -> "DeepKernel":
+    def from_median(cls, sample: Sample, beta0: float = 0.1, projection: Tensor | None = None) -> "DeepKernel":
         """A kernel that starts at the median heuristic: k = 1/e at the median distance, for features and for pixels."""
-        return cls(median_bandwidth(sample.features), median_bandwidth(sample.pixels), beta0)
+        seen = sample.features if projection is None else sample.features @ projection
+        return cls(median_bandwidth(seen), median_bandwidth(sample.pixels), beta0, projection)
 
     @property
     def feature_bandwidth(self) -> Tensor:
@@ -52,9 +61,18 @@ class DeepKernel(nn.Module):
     def forward(self, x: Sample, z: Sample) -> Tensor:
         """The Gram matrix k(x_i, z_j), of shape (len(x), len(z))."""
         with torch.autocast(x.pixels.device.type, enabled=False):
-            similar = gaussian(squared_distances(x.features, z.features), self.feature_bandwidth)
-            near = gaussian(squared_distances(x.pixels, z.pixels), self.pixel_bandwidth)
-            return ((1 - self.beta0) * similar + self.beta0) * near
+            return self.on(x.features, z.features, squared_distances(x.pixels, z.pixels))
+
+    def on(self, x: Tensor, z: Tensor, apart: Tensor) -> Tensor:
+        """The same from features, and squared distances of pixels that are known already."""
+        with torch.autocast(x.device.type, enabled=False):
+            similar = gaussian(squared_distances(self._seen(x), self._seen(z)), self.feature_bandwidth)
+            return ((1 - self.beta0) * similar + self.beta0) * gaussian(apart, self.pixel_bandwidth)
+
+    def _seen(self, features: Tensor) -> Tensor:
+        if self.projection is None:
+            return features
+        return features.to(torch.promote_types(features.dtype, torch.float32)) @ self.projection
 
 
 def gaussian(squared: Tensor, bandwidth: Tensor) -> Tensor:

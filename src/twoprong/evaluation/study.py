@@ -47,7 +47,7 @@ def study(
     `clean` are all unseen images. `chosen` are those that were attacked one by one (PGD on the bare classifier), and
     `attacked` what became of them, in the same order, by budget; `size` and `eps` are the headline's.
     """
-    work = _Study(defense, seed)
+    work = Study(defense, seed)
     clean = clean[:MOST]
     everything = Pool(defense, clean.images)
     pools = {budget: Pool(defense, torch.cat([chosen.images, images])) for budget, images in sorted(attacked.items())}
@@ -84,7 +84,7 @@ def study(
     }
 
 
-class _Study:
+class Study:
     """Batches by name and the rates at which they are flagged."""
 
     def __init__(self, defense: Defense, seed: int) -> None:

@@ -36,9 +36,24 @@ class DUNet(nn.Module):
             x = stage(x)
             seen.append(x)
         for stage, skip in zip(self.up, reversed(seen[:-1]), strict=True):
-            x = F.interpolate(x, size=skip.shape[-2:], mode="bilinear", align_corners=False)
-            x = stage(torch.cat([x, skip], 1))
+            x = stage(torch.cat([enlarged(x, skip.shape[2], skip.shape[3]), skip], 1))
         return images + self.residual(x)
+
+
+def enlarged(x: Tensor, height: int, width: int) -> Tensor:
+    """Bilinear up-sampling to a size. Compiled, the doubling is written out: torch's own becomes scattered additions in the
+    backward pass there, a sixth of an attack's time on an H200. Uncompiled, torch's own is the faster one."""
+    if not (torch.compiler.is_compiling() and height == 2 * x.shape[2] and width == 2 * x.shape[3]):
+        return F.interpolate(x, size=(height, width), mode="bilinear", align_corners=False)
+    return _doubled(_doubled(x, 2), 3)
+
+
+def _doubled(x: Tensor, dim: int) -> Tensor:
+    """Twice as long in one dimension: each new position lies a quarter away from an old one, at the edges on it."""
+    size = x.shape[dim]
+    before = torch.cat([x.narrow(dim, 0, 1), x.narrow(dim, 0, size - 1)], dim)
+    after = torch.cat([x.narrow(dim, 1, size - 1), x.narrow(dim, size - 1, 1)], dim)
+    return torch.stack([0.75 * x + 0.25 * before, 0.75 * x + 0.25 * after], dim + 1).flatten(dim, dim + 1)
 
 
 def _stage(before: int, after: int, blocks: int, stride: int) -> nn.Sequential:

@@ -4,6 +4,7 @@ The results are those of the network up to bf16's rounding. What decides and wha
 """
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -44,15 +45,16 @@ class HalfPrecision(nn.Module):
 class Fast(nn.Module):
     """A network of ours: called as before, computing in bf16 on folded weights of its own.
 
-    With gradients it is compiled for throughput, without them as CUDA graphs, because small batches wait for launches.
-    Results are float32 copies, so that the next call does not overwrite them.
+    Without gradients it is also recorded as a CUDA graph, because small batches wait for launches. Results are float32.
     """
 
     def __init__(self, network: nn.Module, compiler: Compiler | None = torch.compile) -> None:
         super().__init__()
         self.network = halved(folded(network))
         self._learning = self._run if compiler is None else compiler(self._run)
-        self._judging = self._run if compiler is None else compiler(self._run, mode="reduce-overhead")
+        self._judging = self._learning
+        if compiler is not None and next(network.parameters()).is_cuda:
+            self._judging = Replayed(self._learning)
 
     def forward(self, images: Tensor) -> Tensor:
         return self._call(images)[0]
@@ -61,7 +63,9 @@ class Fast(nn.Module):
         images = images.contiguous(memory_format=torch.channels_last)
         if torch.is_grad_enabled() and images.requires_grad:
             return tuple(value.float() for value in self._learning(images))
-        return tuple(value.to(torch.float32, copy=True) for value in self._judging(images))
+        # What is recorded or compiled as part of something larger is not recorded by itself.
+        inside = torch.compiler.is_compiling() or (images.is_cuda and torch.cuda.is_current_stream_capturing())
+        return tuple(value.float() for value in (self._run if inside else self._judging)(images))
 
     def _run(self, images: Tensor) -> tuple[Tensor, ...]:
         with torch.autocast(images.device.type, torch.bfloat16):
@@ -85,6 +89,47 @@ class FastClassifier(Fast, Featured):
     def both(self, images: Tensor) -> tuple[Tensor, Tensor]:
         logits, features = self._call(images)
         return logits, features
+
+
+class Replayed:
+    """A step on GPU tensors that is recorded for the first shapes it meets and replayed from then on, as one launch.
+
+    On small batches the launches of a network's kernels, and the guards of compiled code, take longer than the kernels.
+    Results are copies: the recording's own are overwritten by its next run. Not for steps that draw random numbers.
+    """
+
+    most = 8  # shapes; each recording keeps memory of its own, and an attack on single slots meets many shapes once
+
+    def __init__(self, step: Callable[..., tuple[Tensor, ...]]) -> None:
+        self.step = step
+        self.lock = threading.Lock()
+        self.recorded: dict[Any, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
+
+    def __call__(self, *given: Tensor) -> tuple[Tensor, ...]:
+        key = tuple((value.shape, value.dtype, value.device) for value in given)
+        with self.lock:
+            if key not in self.recorded and len(self.recorded) < self.most:
+                self.recorded[key] = self._record(given)
+            if key in self.recorded:
+                graph, inputs, results = self.recorded[key]
+                for place, value in zip(inputs, given, strict=True):
+                    place.copy_(value)
+                graph.replay()
+                return tuple(value.clone() for value in results)
+        return self.step(*given)
+
+    def _record(self, given: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], tuple[Tensor, ...]]:
+        inputs = tuple(value.clone() for value in given)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # compiles and chooses kernels, which must not happen while recording
+            for _ in range(3):
+                self.step(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = self.step(*inputs)
+        return graph, inputs, results
 
 
 def folded(network: nn.Module) -> nn.Module:

@@ -49,14 +49,19 @@ def train_classifier(
         model = build(name, classes, data.images.shape[1])
     model = channels_last(model.to(device))
     optimiser = torch.optim.SGD(
-        model.parameters(), lr=config.lr, momentum=0.9, nesterov=True, weight_decay=config.weight_decay
+        model.parameters(),
+        lr=config.lr,
+        momentum=0.9,
+        nesterov=True,
+        weight_decay=config.weight_decay,
+        fused=device.type == "cuda",
     )
     draw = generator(seed, "classifier order", device=device)
     done = checkpoint.load(model, optimiser, draw) if checkpoint else 0
     size = min(config.batch_size, len(data))
     per_epoch = len(data) // size
     compiler = compiler_for(precision, data.images) if objective is natural else None
-    forward = model if compiler is None else cast(nn.Module, compiler(model))
+    forward = model if compiler is None else cast(nn.Module, compiler(model, mode="reduce-overhead"))
     model.train()
     for epoch in range(done, config.epochs):
         order = torch.randperm(len(data), generator=draw, device=device)

@@ -1,5 +1,7 @@
 """Algorithm 2: train the denoiser against the fitted kernel."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -8,6 +10,7 @@ from twoprong.checkpoint import Checkpoint
 from twoprong.config import DenoiserConfig
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.models.dunet import DUNet
+from twoprong.models.fast import Compiler
 from twoprong.models.features import Features
 from twoprong.models.layout import channels_last
 from twoprong.models.precision import Precision, compiler_for, computing
@@ -37,12 +40,11 @@ def train_denoiser(
     with initialised(seed, "denoiser"):
         denoiser = DUNet(adversarial.shape[1], config.width)
     denoiser = channels_last(denoiser.to(device))
-    optimiser = torch.optim.Adam(denoiser.parameters(), lr=config.lr)
+    optimiser = torch.optim.Adam(denoiser.parameters(), lr=config.lr, fused=device.type == "cuda")
     draw = generator(seed, "denoiser noise", device=device)
     done = checkpoint.load(denoiser, optimiser, draw) if checkpoint else 0
     size = min(config.batch_size, count)
-    compiler = compiler_for(precision, adversarial)
-    forward = denoiser if compiler is None else compiler(denoiser)
+    loss_of = objective(denoiser, features, kernel, config.alpha, precision, compiler_for(precision, adversarial))
     with evaluating(features.classifier):
         for epoch in range(done, config.epochs):
             for group in optimiser.param_groups:
@@ -51,11 +53,9 @@ def train_denoiser(
             batches = torch.randperm(count, generator=draw, device=device).split(size)[: count // size]
             denoiser.train()
             for batch in batches:
-                noisy = add_noise(adversarial[batch], config.sigma, draw)
-                with computing(precision, device):
-                    denoised = forward(noisy).clamp(0, 1)
-                loss = denoiser_loss(denoised, clean.rows(batch), labels[batch], features, kernel, config.alpha)
                 optimiser.zero_grad()
+                noisy = add_noise(adversarial[batch], config.sigma, draw)
+                loss = loss_of(noisy, *clean.rows(batch), labels[batch])
                 loss.backward(inputs=list(denoiser.parameters()))
                 optimiser.step()
                 total += loss.detach()
@@ -64,3 +64,22 @@ def train_denoiser(
             progress("denoiser", epoch + 1, config.epochs, f"loss {total.item() / len(batches):.4f}")
     optimiser.zero_grad()
     return denoiser.eval().requires_grad_(False)
+
+
+def objective(
+    denoiser: DUNet,
+    features: Features,
+    kernel: DeepKernel,
+    alpha: float,
+    precision: Precision,
+    compiler: Compiler | None,
+) -> Callable[..., Tensor]:
+    """From noisy images, what the kernel sees of the clean ones (pixels, features) and labels to the loss of a step."""
+
+    def loss_of(noisy: Tensor, pixels: Tensor, deep: Tensor, labels: Tensor) -> Tensor:
+        with computing(precision, noisy.device):
+            denoised = denoiser(noisy).clamp(0, 1)
+        return denoiser_loss(denoised, Sample(pixels, deep), labels, features, kernel, alpha)
+
+    # As one graph: the launches of the loss alone would take a fifth of a step.
+    return loss_of if compiler is None else compiler(loss_of, mode="reduce-overhead")

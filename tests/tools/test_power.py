@@ -1,0 +1,43 @@
+import copy
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import power  # noqa: E402
+
+PUBLISHED = ROOT / "results" / "detector.json"
+
+
+@pytest.fixture
+def result():
+    return json.loads(PUBLISHED.read_text(encoding="utf-8"))
+
+
+def test_the_published_page_and_figure_are_made_from_the_published_numbers(result, tmp_path):
+    (tmp_path / "detector.json").write_text(json.dumps(result), encoding="utf-8")
+    power.show(tmp_path / "detector")
+    page = (tmp_path / "detector.md").read_text(encoding="utf-8")
+    assert page == PUBLISHED.with_suffix(".md").read_text(encoding="utf-8")
+    assert (tmp_path / "detector.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_another_number_is_another_page(result):
+    changed = copy.deepcopy(result)
+    changed["kernels"]["ours"]["by_eps"][0]["rate"] = 0.123
+    assert power.markdown(changed, "x") != power.markdown(result, "x")
+    assert "12.3%" in power.markdown(changed, "x")
+
+
+def test_another_kernel_is_learned_on_the_same_images_and_calibrated(defense, digits):
+    """The bundle's reference and thresholds' sizes, another kernel, thresholds of its own."""
+    other = power.with_kernel(defense, digits, defense.config, {"projections": (3,), "epochs": 1})
+    assert other.detector.kernel.projection.shape[1] == 3
+    assert other.detector.batch_sizes == defense.detector.batch_sizes
+    assert other.threshold(20) != defense.threshold(20)
+    assert (other.detector.reference_pixels == defense.detector.reference_pixels).all()
+    assert set(other.detector.calibrated_on.tolist()) == set(defense.detector.calibrated_on.tolist())

@@ -1,11 +1,11 @@
-# make demo | test | check | bench: each sets up what it needs in .venv first.
+# make demo | test | check | bench | tables: each sets up what it needs in .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench tables clean
 
 demo: $(VENV)/.core
 	$(BIN)/twoprong demo
@@ -21,6 +21,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks
+
+tables: $(BIN)/python
+	$(BIN)/python tools/tables.py
 
 clean:
 	rm -rf $(VENV) build dist demo-out src/*.egg-info

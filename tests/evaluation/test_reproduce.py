@@ -222,6 +222,15 @@ def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
     assert fingerprint(tp.load(tmp_path / bundle).classifier) == fingerprint(given)
 
 
+def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits):
+    results = reproduce("table1-linf", "smoke", digits, tmp_path, only="wrn-70", images=10)
+    assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
+    left, *_ = results["quoted"]
+    assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
+    with pytest.raises(InputError, match="one of DAD, WRN-28-10; DAD, WRN-70-16"):
+        reproduce("table1-linf", "smoke", digits, tmp_path / "other", only="wrn-34")
+
+
 def test_an_unknown_name_is_told_the_nearest():
     run = invoke("table-linf")
     assert isinstance(run.exception, InputError)

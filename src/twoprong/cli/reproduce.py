@@ -44,6 +44,7 @@ def reproduce(
     held_out: Annotated[
         Path | None, typer.Option(help="A directory like --data of images that the classifier was not trained on.")
     ] = None,
+    only: Annotated[str | None, typer.Option(help="Run only the rows whose names hold this.")] = None,
     images: Annotated[int | None, typer.Option(min=2, help="How many test images are attacked.")] = None,
     classifier: Annotated[str | None, typer.Option(help="Protect this classifier instead of the paper's.")] = None,
     weights: Annotated[
@@ -73,6 +74,7 @@ def reproduce(
             folder,
             work=work,
             resume=resume,
+            only=only,
             images=images,
             classifier=classifier,
             trained=trained,

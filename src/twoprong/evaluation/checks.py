@@ -67,7 +67,8 @@ def last_checks(
     noise = next((entry for _, entry in counted if entry["threat_model"] == "noise"), None)
     if noise is not None:
         clean = {name: tally([batch[name] for batch in untouched])["accuracy"] for name in ("defense", "bare")}
-        found.append(sanity.harmless_noise(clean, {name: noise["subjects"][name]["accuracy"] for name in clean}))
+        worst = min(entry["subjects"]["bare"]["accuracy"] for _, entry in counted)
+        found.append(sanity.harmless_noise(clean, {name: noise["subjects"][name]["accuracy"] for name in clean}, worst))
     found.append(sanity.in_ball(entries))
     if detector:
         found.append(sanity.false_alarms(detector, plan.defense.config.detector.threshold is None))

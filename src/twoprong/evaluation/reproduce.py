@@ -14,7 +14,7 @@ from twoprong.attacks.target import as_target
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
 from twoprong.errors import InputError
-from twoprong.evaluation.experiment import Row, Spec, load_experiment, printed, spec_of
+from twoprong.evaluation.experiment import Quoted, Row, Spec, load_experiment, printed, spec_of
 from twoprong.evaluation.made import made_with
 from twoprong.evaluation.measure import partition
 from twoprong.evaluation.store import Store
@@ -39,6 +39,7 @@ def reproduce(
     *,
     work: Path | None = None,
     resume: bool = False,
+    only: str | None = None,
     images: int | None = None,
     classifier: str | None = None,
     trained: Callable[[str], nn.Module] | None = None,
@@ -52,9 +53,9 @@ def reproduce(
 
     Beside it: `results.md`, `bundles/` with every defence that was measured, `work/` with finished pieces. With `resume` a
     killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work` (`out/work` where it is
-    not given) under digests of all they depend on, so experiments that share it do not make them twice. `images` are how
-    many are attacked; `classifier` is protected instead of the paper's; `trained` gives it ready-made. Training and attacks
-    compute in `precision`; scores are float32.
+    not given) under digests of all they depend on, so experiments that share it do not make them twice. `only` chooses the
+    rows whose names hold it; `images` are how many are attacked; `classifier` is protected instead of the paper's; `trained`
+    gives it ready-made. Training and attacks compute in `precision`; scores are float32.
     """
     experiment = load_experiment(name)
     chosen = experiment.scale(scale)
@@ -63,14 +64,19 @@ def reproduce(
     if not resume and ((out / "work").exists() or (out / "results.json").exists()):
         raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
     shop = Workshop(work or out / "work", data, chosen, seed, trained, held_out, precision, progress)
-    grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in experiment.rows]
+    asked = [row for row in experiment.rows if only is None or only.lower() in row.name.lower()]
+    if not asked:
+        known = "; ".join(row.name for row in experiment.rows)
+        raise InputError(f"only {only!r}: expected a part of a row's name, one of {known}")
+    quoted: list[Row | Quoted] = [*(row for row in experiment.rows if row not in asked), *experiment.quoted]
+    grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in asked]
     specs = [spec.model_dump() for line in grid for spec in line]
     given = [fingerprint(shop.given(one)) for one in sorted({spec["classifier"] for spec in specs})] if trained else []
     settings = [chosen.model_dump(), seed, precision]
     key = fingerprint(specs, given, settings, shop.data_key, data.test.images, data.test.labels)
     cells = Store(out / "work" / "cells", key, resume=True)
     started, rows = time.perf_counter(), list[dict[str, Any]]()
-    for row in experiment.rows:
+    for row in asked:
         measured = []
         for number, column in enumerate(experiment.columns):
             spec, place = grid[len(rows)][number], f"{len(rows):03d}-{number:03d}"
@@ -90,8 +96,7 @@ def reproduce(
         "columns": [column.name for column in experiment.columns],
         "rows": rows,
         "quoted": [
-            {"name": row.name, "paper": [printed(row.paper, n) for n, _ in enumerate(row.paper)]}
-            for row in experiment.quoted
+            {"name": row.name, "paper": [printed(row.paper, n) for n, _ in enumerate(experiment.columns)]} for row in quoted
         ],
         "run": {
             "seed": seed,

@@ -27,7 +27,8 @@ Finding = dict[str, Any]
 NEARLY_ZERO = 0.05  # "accuracy ≈ 0"
 POINT = 0.01
 FAR = 0.05  # doubling an attack's effort may lower the accuracy by this much before the run is called unreliable
-LITTLE = 0.10  # noise of the attack's size may cost this much accuracy
+LITTLE = 0.10  # noise of the attack's size may cost this much accuracy, or
+LESS = 0.2  # this share of what the attacks cost: a natural classifier of photographs does not like noise either
 
 
 def finding(name: str, question: str, status: str | bool, detail: str, **values: Any) -> Finding:
@@ -230,12 +231,15 @@ def in_ball(attacks: Sequence[Mapping[str, Any]]) -> Finding:
     )
 
 
-def harmless_noise(clean: Mapping[str, float], noise: Mapping[str, float]) -> Finding:
-    """Accuracies by subject. The bare classifier is judged: a detector may flag noise, and the denoiser has its price."""
+def harmless_noise(clean: Mapping[str, float], noise: Mapping[str, float], worst: float) -> Finding:
+    """Accuracies by subject, and what the attacks leave of the bare classifier's.
+
+    The bare classifier is judged: a detector may flag noise, and the denoiser has its price.
+    """
     return finding(
         "random noise",
         "Does noise of the attack's size, chosen by nobody, do little to the classifier?",
-        clean["bare"] - noise["bare"] <= LITTLE,
+        clean["bare"] - noise["bare"] <= max(LITTLE, LESS * (clean["bare"] - worst)),
         f"bare {clean['bare']:.1%} to {noise['bare']:.1%}, defended {clean['defense']:.1%} to {noise['defense']:.1%}",
         bare=noise["bare"],
         defense=noise["defense"],

@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import twoprong as tp
 from twoprong.bundle import BLANK, _digest, read_manifest
 from twoprong.errors import BundleError
 from twoprong.models.zoo import build
+from twoprong.storage import load_tensors
 
 FILES = ("README.md", "classifier.safetensors", "denoiser.safetensors", "detector.safetensors", "manifest.json")
 
@@ -93,11 +95,35 @@ def test_a_truncated_file_is_refused_by_name(bundle):
         tp.load(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_a_foreign_format_version_is_refused(bundle, version):
     sign(bundle, format=version)
-    with pytest.raises(BundleError, match=r"manifest\.json: format .*reads format 1"):
+    with pytest.raises(BundleError, match=r"manifest\.json: format .*reads formats 1 and 2"):
         tp.load(bundle)
+
+
+def test_a_bundle_of_format_1_is_read_as_ever(defense, bundle):
+    for file in bundle.glob("*.safetensors"):
+        tensors = load_tensors(file)[0]
+        file.unlink()
+        save_file(tensors, file, metadata={"json": "{}"})
+    sign(bundle, format=1)
+    loaded = tp.load(bundle)
+    for name, tensor in defense.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_pixels_and_half_precision_weights_take_little_room(defense, original, tmp_path):
+    """The digits' pixels are sixteenths: exact in half precision, two bytes each."""
+    stored = load_file(original / "detector.safetensors")["reference_pixels"]
+    assert stored.dtype == torch.float16
+    assert torch.equal(stored.float(), defense.detector.reference_pixels)
+    rounded = copy.deepcopy(defense)
+    for tensor in rounded.denoiser.state_dict().values():
+        tensor.copy_(tensor.half() if tensor.is_floating_point() else tensor)
+    rounded.save(tmp_path / "rounded")
+    sizes = [(path / "denoiser.safetensors").stat().st_size for path in (tmp_path / "rounded", original)]
+    assert sizes[0] < 0.6 * sizes[1]
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".safetensors")])
@@ -134,8 +160,11 @@ def test_settings_of_another_version_are_refused(bundle):
 
 
 def test_no_bundle_at_all(tmp_path):
-    with pytest.raises(BundleError, match="no such bundle"):
+    with pytest.raises(BundleError, match="nowhere: no such bundle"):
         tp.load(tmp_path / "nowhere")
+    (tmp_path / "file").touch()
+    with pytest.raises(BundleError, match="file: no such bundle"):
+        tp.load(tmp_path / "file")
     with pytest.raises(BundleError, match=r"manifest\.json: missing"):
         tp.load(tmp_path)
 

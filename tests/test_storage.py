@@ -1,14 +1,15 @@
 import hashlib
+import json
 import re
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from twoprong.errors import DataError
 from twoprong.seeds import initialised
-from twoprong.storage import file_sha256, fingerprint, load_tensors, save_tensors, write_atomic
+from twoprong.storage import PACKED, file_sha256, fingerprint, load_tensors, save_tensors, write_atomic
 
 KINDS = [
     torch.float16,
@@ -105,6 +106,73 @@ def test_files_of_other_writers_are_read_too(tmp_path):
     tensors, metadata = load_tensors(path)
     assert tensors["x"].tolist() == [1, 1]
     assert metadata == {}
+
+
+PIXELS = torch.arange(256, dtype=torch.uint8)
+EXACT_HALVES = [0.0, -0.0, 1.5, -(2.0**-24), 65504.0, float("inf"), -float("inf")]
+PACKABLE = {
+    "pixels": (PIXELS.float() / 255, torch.uint8),
+    "pixels as data sources make them": (PIXELS.float().div_(255).view(16, 16), torch.uint8),
+    "channels last": (
+        (torch.arange(48) % 7).float().div(255).view(1, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.uint8,
+    ),
+    "one pixel": (torch.tensor(3) / 255, torch.uint8),
+    "zeros": (torch.zeros(3), torch.uint8),
+    "minus zero": (torch.tensor([-0.0, 1.0]), torch.float16),
+    "just below 0": (torch.tensor([-1.0, 255.0]) / 255, torch.float32),
+    "just above 1": (torch.tensor(256.0) / 255, torch.float32),
+    "halves": (torch.tensor(EXACT_HALVES), torch.float16),
+    "every half there is": (torch.arange(-31744, 31744, dtype=torch.int16).view(torch.float16).float(), None),
+    "a bit beyond a pixel": (torch.nextafter(PIXELS[1:].float() / 255, torch.tensor(2.0)), torch.float32),
+    "a bit beyond a half": (torch.nextafter(torch.tensor([1.5]), torch.tensor(2.0)), torch.float32),
+    "too large": (torch.tensor([65536.0, 1.0]), torch.float32),
+    "too small": (torch.tensor([1e-30, 1.0]), torch.float32),
+    "not a number": (torch.tensor([float("nan"), 0.0]), torch.float32),
+    "nothing": (torch.empty(0, 3), torch.float32),
+    "doubles": (torch.ones(3, dtype=torch.double), torch.double),
+    "whole numbers": (torch.arange(3), torch.long),
+    "truths": (torch.tensor([True, False]), torch.bool),
+    "halves already": (torch.ones(3).half(), torch.half),
+}
+
+
+def bits(tensor):
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+@pytest.mark.parametrize("name", PACKABLE)
+def test_packed_tensors_take_the_least_room_and_come_back_bit_for_bit(tmp_path, name):
+    path, (tensor, stored) = tmp_path / "packed.safetensors", PACKABLE[name]
+    save_tensors(path, {"x": tensor, "other": torch.tensor([1 / 3])}, {"epoch": 3}, packed=True)
+    loaded, metadata = load_tensors(path)
+    assert metadata == {"epoch": 3}
+    assert loaded["x"].dtype == tensor.dtype
+    assert loaded["x"].shape == tensor.shape
+    assert torch.equal(bits(loaded["x"]), bits(tensor))
+    assert torch.equal(bits(loaded["other"]), bits(torch.tensor([1 / 3])))
+    assert stored is None or load_file(path)["x"].dtype == stored
+
+
+def test_without_packing_a_file_holds_the_tensors_as_they_are(tmp_path):
+    path = tmp_path / "plain.safetensors"
+    save_tensors(path, {"x": torch.zeros(100)})
+    assert load_file(path)["x"].dtype == torch.float32
+
+
+def test_the_same_tensors_make_the_same_packed_file(tmp_path):
+    tensors = {str(number): torch.full((3,), number / 255) for number in range(20)}
+    for name in ("one", "two"):
+        save_tensors(tmp_path / name, tensors, {"b": 1, "a": 2}, packed=True)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("note", [{"x": "uint4"}, {"absent": "uint8"}, {"x": "float16"}, {"x": 7}, ["x"], 7])
+def test_a_note_that_does_not_fit_its_tensors_is_a_data_error(tmp_path, note):
+    path = tmp_path / "note.safetensors"
+    save_file({"x": torch.ones(2, dtype=torch.uint8)}, path, metadata={"json": json.dumps({PACKED: note})})
+    with pytest.raises(DataError, match=r"note\.safetensors"):
+        load_tensors(path)
 
 
 def truncated(content):

@@ -6,7 +6,7 @@
     denoiser.safetensors
     README.md                the model card
 
-Every byte is verified before anything is used, and no file is ever unpickled.
+Every byte is verified before anything is used, and no file is ever unpickled. Tensors are stored packed (`storage.py`).
 """
 
 import hashlib
@@ -30,9 +30,11 @@ from twoprong.models.dunet import DUNet
 from twoprong.models.features import FeatureSource
 from twoprong.models.layout import channels_last
 from twoprong.models.zoo import ModelSpec, build
+from twoprong.shipped import find
 from twoprong.storage import file_sha256, fingerprint, load_tensors, save_tensors, sync
 
-FORMAT = 1
+FORMAT = 2
+READABLE = (1, FORMAT)  # in format 1 no tensor was packed
 MANIFEST = "manifest.json"
 CARD = "README.md"
 TENSOR_FILES = ("classifier.safetensors", "detector.safetensors", "denoiser.safetensors")
@@ -65,7 +67,7 @@ def write_bundle(parts: Parts, path: str | os.PathLike[str], overwrite: bool = F
     spec = getattr(parts.classifier, "spec", None)
     for name, module in zip(TENSOR_FILES, (parts.classifier, parts.detector, parts.denoiser), strict=True):
         if module is not parts.classifier or spec is not None:
-            save_tensors(partial / name, module.state_dict())
+            save_tensors(partial / name, module.state_dict(), packed=True)
     manifest = _describe(parts, spec)
     (partial / CARD).write_text(model_card(manifest), encoding="utf-8")
     manifest["files"] = {
@@ -93,8 +95,11 @@ def check_target(path: str | os.PathLike[str], overwrite: bool) -> None:
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The manifest of a bundle, after every file in it has been verified. Raises BundleError naming the file at fault."""
-    root = Path(path)
+    """The manifest of a bundle, after every file in it has been verified. Raises BundleError naming the file at fault.
+
+    Here and in `read_bundle`, `path` is the bundle's directory, or the name of a bundle that comes with the package.
+    """
+    root = find(path)
     file = root / MANIFEST
     if not file.is_file():
         raise BundleError(f"{file}: missing; {root} is not a bundle" if root.is_dir() else f"{root}: no such bundle")
@@ -104,13 +109,14 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
         version, digest = manifest["format"], manifest["digest"]
     except (ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{file}: damaged, not a bundle's manifest ({error})") from error
-    if version != FORMAT:
-        raise BundleError(f"{file}: format {version!r}, this version of twoprong reads format {FORMAT}; fit again")
+    if version not in READABLE:
+        known = " and ".join(map(str, READABLE))
+        raise BundleError(f"{file}: format {version!r}, this version of twoprong reads formats {known}; fit again")
     if not isinstance(digest, str) or len(digest) != 64 or _digest(raw.replace(digest.encode(), BLANK.encode())) != digest:
         raise BundleError(f"{file}: damaged, its content does not match its digest")
     missing = [key for key in KEYS if not isinstance(manifest.get(key), KEYS[key])]
     if missing:
-        raise BundleError(f"{file}: {', '.join(missing)} missing or of another kind than format {FORMAT} has")
+        raise BundleError(f"{file}: {', '.join(missing)} missing or of another kind than format {version} has")
     names = set(manifest["files"])
     if not {*TENSOR_FILES[1:], CARD} <= names <= {*TENSOR_FILES, CARD}:
         raise BundleError(f"{file}: expected the files {', '.join([*TENSOR_FILES, CARD])}, it lists {sorted(names)}")
@@ -127,7 +133,7 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
 
     `classifier` is needed where it is not one of ours, `features` where they came from a callable.
     """
-    root = Path(path)
+    root = find(path)
     manifest = read_manifest(root)
     try:
         config = parse_config(manifest["config"])
@@ -135,6 +141,7 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
         raise BundleError(f"{root / MANIFEST}: settings that this version does not know ({error})") from error
     classifier = _classifier(root, manifest["classifier"], classifier)
     source = manifest["features"]
+    source = tuple(source) if isinstance(source, list) else source  # JSON has no tuples
     if source != "callable" and features is not None:
         raise BundleError(f"{root}: fitted on the features of {source or 'the last Linear layer'}; leave features= out")
     if source == "callable" and features is None:

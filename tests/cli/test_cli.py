@@ -90,7 +90,7 @@ def test_inspect_shows_and_prints_the_manifest(fitted):
     shown = twoprong("inspect", "bundle", cwd=folder)
     assert shown.returncode == 0
     assert "all files verified" in shown.stdout
-    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == 1
+    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == 2
 
 
 def test_inspect_of_a_damaged_bundle_is_one_line_that_names_the_file(fitted, tmp_path):
@@ -107,6 +107,7 @@ def test_inspect_of_a_damaged_bundle_is_one_line_that_names_the_file(fitted, tmp
     [
         (("--data", "digit"), "did you mean 'digits'"),
         (("--data", "cifar10"), "--data-root"),
+        (("--data", "cifar10-small"), "test images only"),
         (("--classifier", "resnet81"), "resnet18"),
         (("--classifier", "no_such_module:make"), "MODULE:FACTORY"),
         (("--set", "denoiser.alhpa=1", "--set", "sed=2"), "2 problems"),
@@ -227,6 +228,21 @@ def test_attack_on_some_slots_reports_what_became_of_them(fitted):
     assert summary["slots_attacked"] == summary["images_changed"] == 4
     whole = (4 * summary["accuracy_on_slots"] + 36 * summary["accuracy_on_others"]) / 40
     assert summary["accuracy"] == pytest.approx(whole)
+
+
+def test_the_packaged_bundle_works_by_its_name_alone(tmp_path):
+    shown = twoprong("inspect", "cifar10-small", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "all files verified" in shown.stdout
+    attack = ("--attack", "fgsm", "--images", "20", "--batch-size", "20", "--json")
+    run = twoprong("attack", "cifar10-small", *attack, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    summary = json.loads(run.stdout)
+    assert summary["images"] == summary["images_changed"] == 20
+
+
+def test_images_must_be_named_for_any_other_bundle(fitted):
+    assert "--data: expected digits, cifar10" in refused(twoprong("evaluate", "bundle", cwd=fitted[0]))
 
 
 def test_a_work_directory_with_other_peoples_files_keeps_them(tmp_path):

@@ -6,6 +6,7 @@ from PIL import Image
 from twoprong.data.digits import load_digits
 from twoprong.data.sources import SOURCES, load_data
 from twoprong.errors import DataError, InputError
+from twoprong.storage import save_tensors
 
 
 @pytest.fixture
@@ -32,6 +33,27 @@ def test_cifar10_by_name(tmp_path):
 def test_cifar10_asks_for_its_place():
     with pytest.raises(DataError, match=r"cifar10: .*pass --data-root .*cifar10\.npz"):
         load_data("cifar10")
+
+
+def test_the_test_images_of_the_packaged_bundle_by_name():
+    data = load_data("cifar10-small")
+    assert data.name == "cifar10-small"
+    assert data.test.images.shape == (500, 3, 32, 32)
+    assert data.test.images.dtype == torch.float32
+    assert torch.equal((data.test.images * 255).round() / 255, data.test.images)
+    assert data.test.labels.dtype == torch.int64
+    assert set(data.test.labels.tolist()) == set(range(len(data.classes)))
+    assert data.train.images.shape == (0, 3, 32, 32)
+    assert len(data.train) == 0
+
+
+def test_packaged_images_that_are_missing_or_of_another_kind_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("twoprong.shipped.HOME", tmp_path)
+    with pytest.raises(DataError, match=r"cifar10-small-test\.safetensors"):
+        load_data("cifar10-small")
+    save_tensors(tmp_path / "cifar10-small-test.safetensors", {"images": torch.zeros(1)})
+    with pytest.raises(DataError, match=r"cifar10-small-test\.safetensors: .*'labels' is missing"):
+        load_data("cifar10-small")
 
 
 def test_a_folder_by_path_with_its_settings(pets):
@@ -74,6 +96,8 @@ def test_unknown_sources_get_the_choices(tmp_path):
         ("digits", {"image_size": 16}, "image size: expected none for 'digits'"),
         ("cifar10", {"image_size": 16}, "image size: expected none for 'cifar10'"),
         ("digits", {"root": "somewhere"}, "data root: expected none for 'digits'"),
+        ("cifar10-small", {"root": "somewhere"}, "data root: expected none for 'cifar10-small'"),
+        ("cifar10-small", {"image_size": 16}, "image size: expected none for 'cifar10-small'"),
     ],
 )
 def test_settings_without_effect_are_refused(source, settings, message):

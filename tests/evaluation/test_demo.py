@@ -1,4 +1,4 @@
-"""The demo, run as a user runs it, twice."""
+"""The demo, run as a user runs it, and once more without the packaged bundle."""
 
 import json
 import re
@@ -15,36 +15,42 @@ from twoprong.attacks.match import Match
 from twoprong.attacks.noise import Noise
 from twoprong.attacks.paper import Paper
 from twoprong.attacks.route import RouteAttack
+from twoprong.evaluation.demo import demo
+from twoprong.evaluation.photographs import SHOWN
 from twoprong.seeds import generator
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
-    processes = [
-        subprocess.run(
-            [sys.executable, "-m", "twoprong", "demo", "--out", name, "--json"],
-            capture_output=True,
-            text=True,
-            cwd=folder,
-            check=True,
-            timeout=600,
-        )
-        for name in ("first", "second")
-    ]
-    return folder, [json.loads(process.stdout) for process in processes]
+    command = [sys.executable, "-m", "twoprong", "demo", "--out", "first", "--json"]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True, timeout=600)
+    return folder, json.loads(process.stdout)
 
 
-def test_the_same_seed_gives_the_same_numbers(runs):
-    folder, (first, second) = runs
+def test_the_same_seed_gives_the_same_numbers_with_the_packaged_bundle_or_without(run, tmp_path, monkeypatch):
+    folder, first = run
+    monkeypatch.setattr("twoprong.shipped.HOME", tmp_path / "empty")
+    second = demo(tmp_path / "second")
     assert json.loads((folder / "first" / "results.json").read_text()) == first
-    seconds = [results.pop("seconds") for results in (dict(first), dict(second))]
-    assert all(value > 0 for results in seconds for value in results.values())
-    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert json.loads((tmp_path / "second" / "results.json").read_text()) == json.loads(json.dumps(second))
+    assert all(first["seconds"][part] > 0 for part in ("train_classifier", "fit", "compare", "photographs"))
+    assert second["photographs"] is None
+    left_out = {"seconds": 0, "photographs": 0}
+    assert {**first, **left_out} == json.loads(json.dumps({**second, **left_out}))
 
 
-def test_it_shows_what_the_method_can_do(runs):
-    _, (results, _) = runs
+def test_photographs_go_through_the_packaged_bundle(run):
+    batches = run[1]["photographs"]["batches"]
+    clean, attacked = ([row for row in batches if row["attacked"] is kind] for kind in (False, True))
+    assert len(clean) == len(attacked) == 5
+    assert all(row["bare"] > 0.7 for row in clean)
+    assert all(row["bare"] < 0.2 and row["flagged"] for row in attacked)
+    assert sum(row["flagged"] for row in clean) <= 2  # of five, at a rate of at most one in twenty
+
+
+def test_it_shows_what_the_method_can_do(run):
+    _, results = run
     clean, attacked = results["batches"]["100"]["clean"], results["batches"]["100"]["attacked"]
     assert attacked["bare"] < 0.10
     assert clean["defended"] >= clean["bare"] - 0.01
@@ -54,24 +60,24 @@ def test_it_shows_what_the_method_can_do(runs):
         assert results["batches"][size]["clean"]["flagged"] <= 0.10
 
 
-def test_the_bundle_it_leaves_serves(runs, digits):
-    folder, (results, _) = runs
+def test_the_bundle_it_leaves_serves(run, digits):
+    folder, results = run
     decision = tp.load(folder / "first" / "bundle")(digits.test.images[:100])
     assert decision.threshold == results["batches"]["100"]["clean"]["threshold"]
 
 
-def test_the_report_is_one_file_that_reaches_for_nothing(runs):
-    folder, _ = runs
+def test_the_report_is_one_file_that_reaches_for_nothing(run):
+    folder, _ = run
     page = (folder / "first" / "report.html").read_text()
     assert page.count("<svg") == 2
-    assert page.count("<img") == page.count("alt=") == 30
+    assert page.count("<img") == page.count("alt=") == 30 + 3 * SHOWN
     reaching = re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*|@import|url\((?!#|data:)[^)]*|<script|<link""", page)
     assert reaching == []
 
 
-def test_an_attacker_who_knows_the_defence_gets_much_further(runs, digits):
+def test_an_attacker_who_knows_the_defence_gets_much_further(run, digits):
     """On one batch of 100, with fewer steps than by default. Accuracies are means over ten draws of the noise."""
-    folder, _ = runs
+    folder, _ = run
     defense, batch = tp.load(folder / "first" / "bundle"), digits.test[:100]
     eps = defense.config.attack.eps
 

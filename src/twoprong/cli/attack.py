@@ -19,8 +19,8 @@ from twoprong.attacks.base import Model
 from twoprong.cli.classifier import get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import out, print_json, progress_bars
+from twoprong.cli.source import KINDS, get_data
 from twoprong.config import as_number, toml_value
-from twoprong.data.sources import load_data
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.attacked import Attacked, attack_batches
@@ -29,9 +29,11 @@ from twoprong.storage import write_atomic
 
 
 def attack(
-    data: Annotated[str, typer.Option(help="digits, cifar10, or a directory with one sub-directory per class.")],
     name: Annotated[str, typer.Option("--attack", help=f"One of {', '.join(ATTACKS)}.")],
-    bundle: Annotated[Path | None, typer.Argument(help="The bundle to attack; or give --classifier.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(help="The bundle to attack, its directory or its name; or give --classifier.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help=f"{KINDS}.", show_default="a packaged bundle's own")] = None,
     classifier: Annotated[str | None, typer.Option(help="A classifier: NAME with --weights, or MODULE:FACTORY.")] = None,
     weights: Annotated[Path | None, typer.Option(help="The classifier's weights, a .safetensors file.")] = None,
     bare: Annotated[bool, typer.Option("--bare", help="Attack the bundle's classifier alone.")] = False,
@@ -58,7 +60,7 @@ def attack(
     chosen = make_attack(name, eps, norm, assignments or [], slots)
     where = choose(device)
     inner = resolve(precision, where)
-    source = load_data(data, data_root, image_size).to(where)
+    source = get_data(data, bundle, data_root, image_size).to(where)
     model = _target(bundle, classifier, weights, bare, source, where)
     part = source.test[:images]
     size = min(batch_size, len(part))

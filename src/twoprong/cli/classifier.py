@@ -31,8 +31,14 @@ def get_classifier(
     """A frozen classifier in eval mode, on the data's device.
 
     `NAME` without weights is trained on the part of the data that leaves reference and calibration unseen; a
-    `module:factory` is imported (the current directory first) and taken as it comes.
+    `module:factory` is imported (the current directory first) and taken as it comes. For commands that go on to learn from
+    the data: raises InputError where it has test images only.
     """
+    if len(data.train) == 0:
+        raise InputError(
+            f"--data {data.name}: expected images to learn from, it has {len(data.test)} test images only; "
+            "give a data set with a training part"
+        )
     if ":" not in name and weights is None:
         return train_named(name, data.train, len(data.classes), config, work, resume, progress, precision)
     return get_trained(name, weights, data)

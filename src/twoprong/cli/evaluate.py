@@ -15,8 +15,8 @@ from twoprong.cli.attack import number
 from twoprong.cli.classifier import get_classifier, get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
+from twoprong.cli.source import KINDS, get_data
 from twoprong.config import PRESETS, FitConfig
-from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
 from twoprong.evaluation.protocols import PROTOCOLS
@@ -26,8 +26,8 @@ from twoprong.progress import Progress
 
 
 def evaluate(
-    bundle: Annotated[Path, typer.Argument(help="The bundle to evaluate.")],
-    data: Annotated[str, typer.Option(help="digits, cifar10, or a directory with one sub-directory per class.")],
+    bundle: Annotated[Path, typer.Argument(help="The bundle to evaluate: its directory, or its name.")],
+    data: Annotated[str | None, typer.Option(help=f"{KINDS}.", show_default="a packaged bundle's own")] = None,
     protocol: Annotated[
         str, typer.Option(help=f"{', '.join(PROTOCOLS)}: minutes, the paper's attacks, or everything we know.")
     ] = "quick",
@@ -72,7 +72,7 @@ def evaluate(
     budget = None if eps is None else number("--eps", eps)
     where = choose(device)
     inner = resolve(precision, where)
-    source = load_data(data, data_root, image_size).to(where)
+    source = get_data(data, bundle, data_root, image_size).to(where)
     given = get_trained(classifier, weights, source) if classifier is not None else None
     defense = get_defense(bundle, given, source)
     second = get_defense(against, given if _needs(against) else None, source) if against is not None else None
@@ -83,7 +83,7 @@ def evaluate(
             source.test,
             protocol=protocol,
             out=directory,
-            train=source.train,
+            train=source.train if len(source.train) else None,
             against=second,
             surrogate=_surrogate(surrogate, surrogate_weights, source, data, directory, seed, inner, progress),
             eps=budget,
@@ -117,7 +117,7 @@ def _surrogate(
     name: str | None,
     weights: Path | None,
     source: ImageData,
-    data: str,
+    data: str | None,
     directory: Path,
     seed: int,
     precision: ComputePrecision,
@@ -126,8 +126,10 @@ def _surrogate(
     """Another classifier; named without weights it is trained here, with a seed that is not the bundle's, and kept."""
     if name is None:
         return None
-    config = PRESETS.get(data, FitConfig()).model_copy(update={"seed": seed + 1_000_003})
-    return get_classifier(name, weights, source, config, directory / "surrogate", True, progress, precision)
+    if weights is not None or ":" in name:
+        return get_trained(name, weights, source)
+    config = PRESETS.get(data or "", FitConfig()).model_copy(update={"seed": seed + 1_000_003})
+    return get_classifier(name, None, source, config, directory / "surrogate", True, progress, precision)
 
 
 def _show(results: dict[str, Any], directory: Path) -> None:

@@ -12,7 +12,7 @@ from twoprong.cli.output import out, print_json
 
 
 def inspect(
-    bundle: Annotated[Path, typer.Argument(help="A bundle's directory.")],
+    bundle: Annotated[Path, typer.Argument(help="A bundle's directory, or the name of one that comes with the package.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
 ) -> None:
     """Verify every file of a bundle and show what is in it."""

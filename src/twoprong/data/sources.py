@@ -2,22 +2,36 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from twoprong.data.cifar10 import load_cifar10
+from twoprong.data.cifar10 import CLASSES, load_cifar10
 from twoprong.data.digits import load_digits
 from twoprong.data.folder import load_folder
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import DataError, InputError
 from twoprong.seeds import generator
+from twoprong.shipped import images_of
+from twoprong.storage import load_tensors
 
 
-def _digits(root: Path | None) -> ImageData:
+def _packaged(name: str, load: Callable[[], ImageData], root: Path | None) -> ImageData:
     if root is not None:
-        raise InputError(f"data root: expected none for 'digits', which comes with the package, got {root}; leave it out")
-    return load_digits()
+        raise InputError(f"data root: expected none for '{name}', which comes with the package, got {root}; leave it out")
+    return load()
+
+
+def _cifar10_small() -> ImageData:
+    """The test images that come with the bundle of that name; there is nothing to learn from."""
+    file = images_of("cifar10-small")
+    tensors, _ = load_tensors(file)
+    try:
+        test = Labelled(tensors["images"], tensors["labels"])
+    except KeyError as error:
+        raise DataError(f"{file}: expected the tensors images and labels, {error} is missing; install anew") from error
+    return ImageData("cifar10-small", test[:0], test, CLASSES)
 
 
 def _cifar10(root: Path | None) -> ImageData:
@@ -29,7 +43,11 @@ def _cifar10(root: Path | None) -> ImageData:
     return load_cifar10(root.expanduser())
 
 
-SOURCES: dict[str, Callable[[Path | None], ImageData]] = {"digits": _digits, "cifar10": _cifar10}
+SOURCES: dict[str, Callable[[Path | None], ImageData]] = {
+    "digits": partial(_packaged, "digits", load_digits),
+    "cifar10": _cifar10,
+    "cifar10-small": partial(_packaged, "cifar10-small", _cifar10_small),
+}
 
 
 def load_data(source: str, root: Path | None = None, image_size: int | None = None, strict: bool = False) -> ImageData:

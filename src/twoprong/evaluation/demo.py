@@ -1,4 +1,4 @@
-"""The demo: the whole method on the handwritten digits that come with the package, in a minute or two on a laptop."""
+"""The demo: the whole method on the handwritten digits that come with the package, then photographs through its bundle."""
 
 import json
 import time
@@ -14,6 +14,7 @@ from twoprong.config import PRESETS
 from twoprong.data.digits import load_digits
 from twoprong.data.tensors import Labelled
 from twoprong.evaluation.measure import Scores, score
+from twoprong.evaluation.photographs import packaged
 from twoprong.evaluation.report import write_report
 from twoprong.evaluation.threads import threads
 from twoprong.progress import Progress, silent
@@ -29,7 +30,7 @@ def demo(out: Path, seed: int = 0, progress: Progress = silent) -> dict[str, Any
     """Train, fit, attack, compare; leave `bundle/`, `results.json` and `report.html` in `out`, return the results.
 
     All numbers but those under "seconds" are a function of the seed. The test images are used for these numbers only. It
-    runs in one thread: on 8×8 images a second one mostly waits, and sums would depend on how many there are.
+    runs in one thread: on small images a second one mostly waits, and sums would depend on how many there are.
     """
     with threads(1):
         return _demo(out, seed, progress)
@@ -59,6 +60,8 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
             "attacked": score(defense, attacked, size, ROUNDS, draw),
         }
         progress("compare", step + 1, len(SIZES))
+    compared = time.perf_counter()
+    photographs = packaged(seed, progress)
 
     results = {
         "format": 1,
@@ -66,11 +69,13 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
         "data": {"name": digits.name, "test_images": len(digits.test), "rounds": ROUNDS},
         "attack": {"name": "pgd", "threat_model": "bare", **asdict(attack)},
         "batches": {str(size): {kind: asdict(scores) for kind, scores in run.items()} for size, run in runs.items()},
+        "photographs": None if photographs is None else photographs.results,
         "config": config.model_dump(mode="json"),
         "seconds": {
             "train_classifier": round(trained - start, 1),
             "fit": round(fitted - trained, 1),
-            "compare": round(time.perf_counter() - fitted, 1),
+            "compare": round(compared - fitted, 1),
+            "photographs": round(time.perf_counter() - compared, 1),
         },
     }
     largest = runs[SIZES[0]]
@@ -94,6 +99,7 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
         attacked=attacked[shown],
         denoised=defense.denoise(attacked.images[shown], generator(seed, "demo pictures")),
         defense=defense,
+        photographs=photographs,
     )
     return results
 

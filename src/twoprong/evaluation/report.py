@@ -1,6 +1,6 @@
 """The demo's report: one self-contained HTML file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ from twoprong.defense import Defense
 from twoprong.evaluation.figures import histogram, picture
 from twoprong.evaluation.measure import Scores
 from twoprong.evaluation.page import templates
+from twoprong.evaluation.photographs import Photographs
 from twoprong.storage import write_atomic
+
+DIGITS = "0123456789"
 
 
 def write_report(
@@ -24,6 +27,7 @@ def write_report(
     attacked: Labelled,
     denoised: Tensor,
     defense: Defense,
+    photographs: Photographs | None = None,
 ) -> None:
     """Write the page; it needs no network and no other file."""
     figures = [
@@ -39,21 +43,37 @@ def write_report(
         }
         for size, run in runs.items()
     ]
-    strips = [
-        _strip("clean", clean.images, clean.labels, defense),
-        _strip("adversarial", attacked.images, attacked.labels, defense),
-        _strip("denoised", denoised, attacked.labels, defense),
-    ]
-    page = templates().get_template("demo.html.j2").render(results=results, runs=runs, figures=figures, strips=strips)
+    rows = {"clean": clean.images, "adversarial": attacked.images, "denoised": denoised}
+    page = (
+        templates()
+        .get_template("demo.html.j2")
+        .render(
+            results=results,
+            runs=runs,
+            figures=figures,
+            strips=_strips(rows, clean.labels, defense, DIGITS),
+            photographs=results["photographs"],
+            photo_strips=_photo_strips(photographs),
+        )
+    )
     write_atomic(path, lambda file: file.write_text(page, encoding="utf-8"))
 
 
+def _photo_strips(photographs: Photographs | None) -> list[dict[str, Any]]:
+    if photographs is None:
+        return []
+    return _strips(photographs.rows, photographs.labels, photographs.defense, photographs.classes)
+
+
 @torch.no_grad()
-def _strip(name: str, images: Tensor, labels: Tensor, defense: Defense) -> dict[str, Any]:
-    """A row of pictures, each with what the bare classifier says of it."""
-    said = defense.classifier(images).argmax(1).tolist()
-    cells = [
-        {"src": picture(image), "said": guess, "true": true, "right": guess == true}
-        for image, guess, true in zip(images, said, labels.tolist(), strict=True)
-    ]
-    return {"name": name, "cells": cells}
+def _strips(rows: Mapping[str, Tensor], labels: Tensor, defense: Defense, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of pictures of the same things, each with what the bare classifier says of it."""
+    strips = []
+    for name, images in rows.items():
+        said = defense.logits(images, "clean")[0].argmax(1).tolist()
+        cells = [
+            {"src": picture(image), "said": classes[guess], "true": classes[true], "right": guess == true}
+            for image, guess, true in zip(images, said, labels.tolist(), strict=True)
+        ]
+        strips.append({"name": name, "cells": cells})
+    return strips

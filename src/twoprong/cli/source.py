@@ -1,0 +1,20 @@
+"""The images that a command is about."""
+
+from pathlib import Path
+
+from twoprong.data.sources import SOURCES, load_data
+from twoprong.data.tensors import ImageData
+from twoprong.errors import InputError
+from twoprong.shipped import name_of, names
+
+KINDS = f"{', '.join(SOURCES)}, or a directory with one sub-directory per class"
+
+
+def get_data(data: str | None, bundle: Path | None, root: Path | None, image_size: int | None) -> ImageData:
+    """The images of --data; without it those that come with the bundle, where it is one of the package's."""
+    if data is None:
+        data = None if bundle is None else name_of(bundle)
+    if data is None:
+        own = ", ".join(names()) or "none is installed"
+        raise InputError(f"--data: expected {KINDS}, got none; only a bundle of the package ({own}) brings its own images")
+    return load_data(data, root, image_size)

@@ -1,0 +1,40 @@
+"""The bundles that come with the package, by name: `bundles/NAME/`, and beside it test images in `NAME-test.safetensors`."""
+
+import os
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+
+from twoprong.errors import BundleError
+
+HOME = Path(str(resources.files("twoprong"))) / "bundles"
+
+
+def names() -> list[str]:
+    """The bundles that are in this installation."""
+    return sorted(folder.name for folder in HOME.glob("[!.]*/"))
+
+
+def find(bundle: str | os.PathLike[str]) -> Path:
+    """Where a bundle is: at a path that exists, else in the package under that name. Raises BundleError for neither."""
+    path, name = Path(bundle), str(bundle)
+    if path.exists():
+        return path
+    known = names()
+    if name in known:
+        return HOME / name
+    near = get_close_matches(path.name.lower(), known, 1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    packaged = f", or one that comes with the package: {', '.join(known)}" if known else ""
+    raise BundleError(f"{path}: no such bundle{hint}; expected a bundle's directory{packaged}")
+
+
+def name_of(bundle: str | os.PathLike[str]) -> str | None:
+    """The name of a bundle that comes with the package; None for any other. Raises BundleError where there is none."""
+    found = find(bundle).absolute()
+    return found.name if found.parent == HOME else None
+
+
+def images_of(name: str) -> Path:
+    """The file with the test images (`images`, `labels`) that go with a bundle of the package."""
+    return HOME / f"{name}-test.safetensors"

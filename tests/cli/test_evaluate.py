@@ -1,0 +1,50 @@
+"""What the command hands to the evaluation; tests/evaluation say what becomes of it."""
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from twoprong.cli.device import Device, Precision
+
+command = importlib.import_module("twoprong.cli.evaluate")  # the package has the function under this name
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Calls the command; gives what it asked the evaluation for."""
+    found = {}
+
+    def listen(defense, images, **settings):
+        found.update(settings, defense=defense, images=images)
+        return SimpleNamespace(results={}, reliable=True)
+
+    monkeypatch.setattr(command, "run_evaluation", listen)
+
+    def call(bundle, **options):
+        plain = {"device": Device.cpu, "precision": Precision.fp32, "as_json": True, "directory": tmp_path / "out"}
+        command.evaluate(Path(bundle), **plain, **options)
+        return found
+
+    return call
+
+
+def test_a_packaged_bundle_is_evaluated_on_its_own_images_and_without_training_images(asked):
+    found = asked("cifar10-small")
+    assert found["source"] == "cifar10-small"
+    assert len(found["images"]) == 500
+    assert found["train"] is None
+
+
+def test_training_images_are_handed_on_where_there_are_some(asked, defense, digits, tmp_path):
+    defense.save(tmp_path / "bundle")
+    found = asked(tmp_path / "bundle", data="digits", against=tmp_path / "bundle")
+    assert len(found["train"]) == len(digits.train)
+    assert found["against"].about == defense.about
+
+
+def test_a_packaged_bundle_may_be_compared_with(asked):
+    assert (
+        asked("cifar10-small", against=Path("cifar10-small"))["against"].config == asked("cifar10-small")["defense"].config
+    )

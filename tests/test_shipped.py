@@ -1,0 +1,78 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import twoprong as tp
+from twoprong import shipped
+from twoprong.bundle import read_manifest
+from twoprong.data import load_data
+from twoprong.data.tensors import image_digests
+from twoprong.errors import BundleError
+from twoprong.storage import load_tensors
+
+NAME = "cifar10-small"
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return tp.load(NAME)
+
+
+def test_what_comes_with_the_package_takes_12_megabytes_at_most():
+    files = [*(shipped.HOME / NAME).iterdir(), shipped.images_of(NAME)]
+    assert sum(file.stat().st_size for file in files) <= 12e6
+
+
+def test_the_packaged_bundle_fits_its_images(loaded):
+    data = load_data(NAME)
+    assert tuple(loaded.reference_images().shape[1:]) == tuple(data.test.images.shape[1:])
+    assert loaded.about["classes"] == list(data.classes)
+    right = loaded.logits(data.test.images[:100], "clean")[0].argmax(1) == data.test.labels[:100]
+    assert right.float().mean() > 0.8
+    assert len(loaded(data.test.images[:50]).labels) == 50
+
+
+def test_nothing_was_fitted_on_the_test_images(loaded):
+    known = torch.cat([image_digests(loaded.reference_images()), loaded.detector.calibrated_on])
+    assert len(loaded.detector.calibrated_on) > 0
+    assert not torch.isin(image_digests(load_data(NAME).test.images), known).any()
+
+
+def test_its_networks_are_stored_in_half_precision():
+    from safetensors.torch import load_file
+
+    for part in ("classifier", "denoiser"):
+        file = shipped.HOME / NAME / f"{part}.safetensors"
+        floats = [tensor for tensor in load_file(file).values() if tensor.is_floating_point()]
+        assert floats
+        assert {tensor.dtype for tensor in floats} <= {torch.float16}
+        assert {tensor.dtype for tensor in load_tensors(file)[0].values() if tensor.is_floating_point()} == {torch.float32}
+
+
+def test_a_name_as_text_or_as_a_path_is_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shipped.names() == [NAME]
+    assert shipped.find(NAME) == shipped.find(Path(NAME)) == shipped.HOME / NAME
+    assert shipped.name_of(NAME) == shipped.name_of(shipped.HOME / NAME) == NAME
+    assert read_manifest(NAME)["about"]["classes"][0] == "airplane"
+
+
+def test_a_path_that_exists_goes_before_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(NAME).mkdir()
+    assert shipped.find(NAME) == Path(NAME)
+    assert shipped.name_of(NAME) is None
+    with pytest.raises(BundleError, match=r"manifest\.json: missing; cifar10-small is not a bundle"):
+        tp.load(NAME)
+
+
+def test_a_name_that_does_not_exist_gets_the_ones_that_do(tmp_path, monkeypatch):
+    with pytest.raises(BundleError, match=r"CIFAR10_small: no such bundle \(did you mean 'cifar10-small'\?\)"):
+        tp.load("CIFAR10_small")
+    with pytest.raises(BundleError, match=r"zzz: no such bundle; .*comes with the package: cifar10-small$"):
+        shipped.name_of("zzz")
+    monkeypatch.setattr(shipped, "HOME", tmp_path)
+    (tmp_path / ".half-written.partial").mkdir()
+    with pytest.raises(BundleError, match=r"zzz: no such bundle; expected a bundle's directory$"):
+        tp.load("zzz")

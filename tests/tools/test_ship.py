@@ -1,0 +1,82 @@
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+import twoprong as tp
+from twoprong.config import parse_config
+from twoprong.data.cifar10 import CLASSES
+from twoprong.data.tensors import ImageData, Labelled
+from twoprong.errors import InputError
+from twoprong.models.zoo import build
+from twoprong.seeds import generator, initialised
+from twoprong.storage import load_tensors
+
+ship = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "ship.py"))["ship"]
+TINY = {
+    "attack": {"steps": 1, "targets": 1},
+    "kernel": {"epochs": 1},
+    "detector": {"max_batch_size": 20, "permutations": 10},
+    "denoiser": {"width": 0.05, "epochs": 1, "batch_size": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def data():
+    draw = generator(0, "ship")
+    images = torch.randint(256, (110, 3, 32, 32), generator=draw).float() / 255
+    labels = torch.randint(10, (110,), generator=draw)
+    return ImageData("cifar10", Labelled(images[:100], labels[:100]), Labelled(images[100:], labels[100:]), CLASSES)
+
+
+@pytest.fixture(scope="module")
+def rounded(data, tmp_path_factory):
+    with initialised(0, "ship"):
+        model = build("cnn", 10, 3).eval().requires_grad_(False)
+    for tensor in model.state_dict().values():
+        tensor.copy_(tensor.half() if tensor.is_floating_point() else tensor)
+    path = tmp_path_factory.mktemp("ship") / "bundle"
+    tp.fit(model, data.train, config=parse_config(TINY)).save(path)
+    return path
+
+
+def test_what_is_shipped_is_small_and_judges_as_before(rounded, data, tmp_path):
+    ship(rounded, data, tmp_path)
+    before, after = tp.load(rounded), tp.load(tmp_path / "cifar10-small")
+    assert before(data.test.images).statistic == after(data.test.images).statistic
+    assert torch.equal(before.logits(data.test.images, "clean"), after.logits(data.test.images, "clean"))
+    for name, tensor in after.denoiser.state_dict().items():
+        assert torch.equal(tensor, before.denoiser.state_dict()[name].half().to(tensor.dtype)), name
+    images = load_tensors(tmp_path / "cifar10-small-test.safetensors")[0]
+    assert torch.equal(images["images"], data.test.images)
+    assert torch.equal(images["labels"], data.test.labels)
+    assert (tmp_path / "cifar10-small-test.safetensors").stat().st_size < 1.1 * data.test.images.numel()
+
+
+def test_too_much_is_refused_and_nothing_is_written(rounded, data, tmp_path):
+    with pytest.raises(InputError, match="expected at most 1,000 bytes"):
+        ship(rounded, data, tmp_path, most=1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_classifier_that_would_lose_bits_is_refused(rounded, data, tmp_path):
+    defense = tp.load(rounded)
+    with torch.no_grad():
+        next(defense.classifier.parameters())[0] = 1 / 3
+    defense.save(tmp_path / "bundle")
+    with pytest.raises(InputError, match="1 tensors lose bits"):
+        ship(tmp_path / "bundle", data, tmp_path / "home")
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("known", ["reference", "calibration"])
+def test_test_images_that_the_bundle_knows_are_refused(rounded, data, tmp_path, known):
+    known_images = {
+        "reference": tp.load(rounded).reference_images(),
+        "calibration": data.train.images,
+    }[known]
+    stolen = Labelled(torch.cat([data.test.images, known_images]), torch.zeros(10 + len(known_images), dtype=torch.long))
+    with pytest.raises(InputError, match="fit on others"):
+        ship(rounded, ImageData("cifar10", data.train, stolen, CLASSES), tmp_path)
+    assert list(tmp_path.iterdir()) == []

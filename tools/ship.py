@@ -1,0 +1,77 @@
+"""Puts a fitted bundle into the package as `cifar10-small`: python tools/ship.py BUNDLE CIFAR_ROOT
+
+Fit it around a classifier that was rounded to half precision first. The denoiser is rounded here: no threshold depends on
+it. Beside the bundle go the first test images of CIFAR-10. Together they may take 12 MB.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import twoprong as tp
+from twoprong import shipped
+from twoprong.data import ImageData, Labelled, load_data
+from twoprong.data.tensors import image_digests
+from twoprong.errors import InputError, TwoprongError
+from twoprong.models.train import accuracy
+from twoprong.storage import save_tensors
+
+NAME = "cifar10-small"
+TEST_IMAGES = 500
+MOST_BYTES = 12_000_000
+
+
+def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = MOST_BYTES) -> tp.Defense:
+    """Write bundle and test images to `home`, or nothing: raises InputError for what should not go out."""
+    defense, test = tp.load(bundle), data.test[:TEST_IMAGES]
+    lost = [name for name, value in floats(defense.classifier) if not torch.equal(value.half().float(), value)]
+    if lost:
+        raise InputError(
+            f"{bundle}: expected a classifier of half-precision numbers, {len(lost)} tensors lose bits ({lost[0]}, ...); "
+            "round its weights first, then fit"
+        )
+    known = torch.cat([image_digests(defense.reference_images()), defense.detector.calibrated_on])
+    if torch.isin(image_digests(test.images), known).any():
+        raise InputError(f"{bundle}: test images are in its reference, or it was calibrated on them; fit on others")
+    with torch.no_grad():
+        for name, value in floats(defense.denoiser):
+            value.copy_(value.half())
+            if not value.isfinite().all():
+                raise InputError(f"{bundle}: the denoiser's {name} has numbers too large for half precision")
+    defense.about |= {"classes": list(data.classes), "rounded": "classifier and denoiser, to half precision"}
+    with tempfile.TemporaryDirectory() as folder:
+        size = write(defense, test, Path(folder))
+    if size > most:
+        raise InputError(
+            f"{bundle}: expected at most {most:,} bytes with its test images, got {size:,}; use narrower networks"
+        )
+    write(defense, test, home)
+    return defense
+
+
+def floats(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(name, value) for name, value in module.state_dict().items() if value.is_floating_point()]
+
+
+def write(defense: tp.Defense, test: Labelled, home: Path) -> int:
+    """The files in `home`; their bytes together."""
+    home.mkdir(parents=True, exist_ok=True)
+    bundle, images = home / NAME, home / shipped.images_of(NAME).name
+    defense.save(bundle, overwrite=True)
+    save_tensors(images, vars(test), packed=True)
+    return sum(file.stat().st_size for file in (images, *bundle.iterdir()))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        cifar10 = load_data("cifar10", Path(sys.argv[2]))
+        done = ship(Path(sys.argv[1]), cifar10)
+    except TwoprongError as error:
+        sys.exit(f"error: {error}")
+    right = accuracy(done.classifier, cifar10.test[:TEST_IMAGES])
+    print(f"{shipped.HOME / NAME}: the bare classifier reads {right:.1%} of the test images beside it")

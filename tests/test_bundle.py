@@ -107,8 +107,11 @@ def test_a_bundle_of_format_1_is_read_as_ever(defense, bundle):
         tensors = load_tensors(file)[0]
         file.unlink()
         save_file(tensors, file, metadata={"json": "{}"})
-    sign(bundle, format=1)
+    config = json.loads((bundle / "manifest.json").read_text())["config"]
+    del config["kernel"]["projections"]  # which there was not
+    sign(bundle, format=1, config=config)
     loaded = tp.load(bundle)
+    assert loaded.config.kernel.projections == (0,)
     for name, tensor in defense.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
@@ -229,6 +232,21 @@ def test_another_classifier_than_the_one_it_was_fitted_around_is_refused(foreign
         other.head.bias[0] += 1e-3
     with pytest.raises(BundleError, match="not the one it was fitted around"):
         tp.load(path, classifier=Foreign(other.eval()))
+
+
+def test_features_of_several_layers_come_back(defense, digits, tmp_path):
+    saved = tp.Defense(defense.classifier, defense.detector, defense.denoiser, defense.config, ("hidden",))
+    saved.save(tmp_path / "bundle")
+    loaded = tp.load(tmp_path / "bundle")
+    assert loaded.features.source == ("hidden",)
+    assert loaded(digits.test.images[:20]).statistic == saved(digits.test.images[:20]).statistic
+
+
+@pytest.mark.parametrize("named", [[], 3, [["hidden"]], ["hidden", 3]])
+def test_features_that_are_no_names_are_refused(bundle, named):
+    sign(bundle, features=named)
+    with pytest.raises(BundleError, match=r"manifest\.json: features: expected a layer's name or a list of names"):
+        tp.load(bundle)
 
 
 def test_features_from_a_callable_must_be_given_again(classifier, digits, small_config, tmp_path):

@@ -136,12 +136,13 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
     root = find(path)
     manifest = read_manifest(root)
     try:
+        if manifest["format"] == 1:  # it had no projections to choose from
+            manifest["config"].get("kernel", {}).setdefault("projections", [0])
         config = parse_config(manifest["config"])
     except ConfigError as error:
         raise BundleError(f"{root / MANIFEST}: settings that this version does not know ({error})") from error
     classifier = _classifier(root, manifest["classifier"], classifier)
-    source = manifest["features"]
-    source = tuple(source) if isinstance(source, list) else source  # JSON has no tuples
+    source = _feature_source(root, manifest.get("features"))
     if source != "callable" and features is not None:
         raise BundleError(f"{root}: fitted on the features of {source or 'the last Linear layer'}; leave features= out")
     if source == "callable" and features is None:
@@ -155,6 +156,15 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
     _fill(denoiser, root / "denoiser.safetensors")
     denoiser = channels_last(denoiser).requires_grad_(False)
     return Parts(classifier, detector, denoiser, config, features if source == "callable" else source, manifest["about"])
+
+
+def _feature_source(root: Path, named: Any) -> str | tuple[str, ...] | None:
+    """The features' source as the manifest has it: nothing, a name, or a list of names."""
+    if named is None or isinstance(named, str):
+        return named
+    if isinstance(named, list) and named and all(isinstance(name, str) for name in named):
+        return tuple(named)
+    raise BundleError(f"{root / MANIFEST}: features: expected a layer's name or a list of names, got {named!r}")
 
 
 def _describe(parts: Parts, spec: ModelSpec | None) -> dict[str, Any]:

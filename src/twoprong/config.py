@@ -78,7 +78,8 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
 class DetectorConfig(Settings):
     """The test: which features, how often it may cry wolf, for which batch sizes, and how sure to be of that."""
 
-    features: str | tuple[str, ...] | None = None  # a layer's name, or several; None: the input of the last Linear layer
+    # A layer's name, or several; None: the input of the last Linear layer.
+    features: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     false_alarm_rate: Share = 0.05
     confidence: Annotated[Number, Field(ge=0.5, lt=1)] = 0.9
     min_batch_size: Annotated[int, Field(ge=2, strict=True)] = 2

@@ -189,7 +189,7 @@ class Defense(nn.Module):
             named = tuple(f"network.{one}" for one in source)
         quick = Defense(classifier, self.detector, denoiser, self.config, named, self.about)
         quick.settled = source is None and isinstance(classifier, Fast)
-        if compiler is not None:
+        if compiler is not None and quick.settled:  # of what is not ours, nobody knows what a compiler would meet
             for step in (quick.look, quick.rescue):
                 compiled = compiler(step)
                 setattr(quick, step.__name__, Replayed(compiled) if self.detector.k_reference.is_cuda else compiled)

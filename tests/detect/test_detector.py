@@ -267,3 +267,18 @@ def test_thresholds_follow_every_way_of_setting_them(detector, draw_sample):
     assert second != first
     detector.upper.add_(1.0)
     assert detector.thresholds.at(5) == pytest.approx(second + 1)
+
+
+@pytest.mark.parametrize(
+    "projection",
+    [torch.zeros(4), torch.zeros(2, 3, 4), torch.ones(99, 2), torch.zeros(5, 0), torch.full((5, 2), torch.nan)],
+    ids=["flat", "deep", "other features", "no width", "nan"],
+)
+def test_a_projection_that_cannot_be_is_refused(draw_sample, projection):
+    """A statistic of NaN would flag nothing, ever."""
+    fitted = Detector(DeepKernel().requires_grad_(False), draw_sample(20, "reference"))
+    fitted.calibrate(draw_sample(40, "clean"), DetectorConfig(max_batch_size=10), 0)
+    good = Detector.from_state(fitted.state_dict() | {"kernel.projection": torch.eye(5)}, 20)
+    assert good.kernel.projection.shape == (5, 5)
+    with pytest.raises(InputError, match="not a detector's tensors"):
+        Detector.from_state(fitted.state_dict() | {"kernel.projection": projection}, 20)

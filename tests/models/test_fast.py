@@ -1,5 +1,7 @@
 """Fast networks are the networks up to bf16's rounding. Compilation is tried on a GPU only (benchmarks/gpu.py)."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -114,6 +116,18 @@ def test_an_accelerated_defence_looks_and_rescues_in_one_compiled_step_each(defe
         assert [name for name, mode in asked if name != "_run"] == steps
         assert (found.adversarial, found.statistic) == (expected.adversarial, expected.statistic)
         assert torch.equal(found.logits, expected.logits)
+
+
+def test_a_compiled_defence_takes_batches_of_several_sizes(defense, digits):
+    """By torch's own tracer, without its code generator; a second size is traced with sizes left open."""
+    quick = defense.accelerated(partial(torch.compile, backend="eager"))
+    whole = defense.accelerated(None)
+    for size in (20, 30, 25):
+        images = digits.test.images[:size]
+        found, expected = quick(images, generator(0, "x")), whole(images, generator(0, "x"))
+        assert found.statistic == pytest.approx(expected.statistic, abs=1e-5)
+        assert found.p_value == pytest.approx(expected.p_value, abs=0.02)
+        torch.testing.assert_close(found.logits, expected.logits)
 
 
 @pytest.mark.parametrize("source", [None, "hidden", ("hidden", "head"), "callable"])

@@ -17,7 +17,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Decides every number but the seconds.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
 ) -> None:
-    """See the method work, in two or three minutes on a CPU: fitted on digits, then on photographs as it comes."""
+    """See the method work, in a minute or two on a CPU: fitted on digits, then on photographs as it comes."""
     with progress_bars() as progress:
         results = run_demo(directory, seed, progress)
     if as_json:

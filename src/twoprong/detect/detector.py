@@ -171,6 +171,7 @@ class Detector(nn.Module):
         try:
             fitted = DeepKernel(projection=kernel.get("projection"))
             fitted.load_state_dict(kernel)
+            _check_kernel(fitted, state["reference_features"])
             reference = Sample(state["reference_pixels"], state["reference_features"])
             table = Thresholds(state["sizes"], state["upper"], state["central"])
             _check_shapes(reference, table)
@@ -203,6 +204,15 @@ class _Read(NamedTuple):
     table: Thresholds
     offered: range
     found: dict[int, float]
+
+
+def _check_kernel(kernel: DeepKernel, features: Tensor) -> None:
+    """A kernel that gives numbers on these features: one that gives NaN would never flag anything."""
+    projection = kernel.projection
+    if projection is not None and (projection.ndim != 2 or len(projection) != features.shape[-1] or not projection.shape[1]):
+        raise InputError(f"not a detector's tensors: a projection of {tuple(projection.shape)} on {tuple(features.shape)}")
+    if not all(bool(value.isfinite().all()) for value in kernel.parameters()):
+        raise InputError("not a detector's tensors: expected a kernel of finite numbers")
 
 
 def _check_shapes(reference: Sample, table: Thresholds) -> None:

@@ -37,7 +37,7 @@ def null_of(gram: Tensor, m: int, member: Tensor) -> Tensor:
 
 
 def _mmd2(gram: Tensor, m: int, within: Tensor, cross: Tensor, cross_mean: Tensor) -> Tensor:
-    few, many = sorted((m, gram.shape[0] - m))
+    few, many = min(m, gram.shape[0] - m), max(m, gram.shape[0] - m)  # a compiler cannot follow sorted()
     rest = gram.sum() - gram.diagonal().sum() - within - 2 * cross
     return within / (few * (few - 1)) + rest / (many * (many - 1)) - 2 * cross_mean
 

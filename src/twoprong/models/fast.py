@@ -95,7 +95,8 @@ class Replayed:
     """A step on GPU tensors that is recorded for the first shapes it meets and replayed from then on, as one launch.
 
     On small batches the launches of a network's kernels, and the guards of compiled code, take longer than the kernels.
-    Results are copies: the recording's own are overwritten by its next run. Not for steps that draw random numbers.
+    Results are copies: the recording's own are overwritten by its next run. For one stream at a time, for tensors that stay
+    where they are, and not for steps that draw random numbers.
     """
 
     most = 8  # shapes; each recording keeps memory of its own, and an attack on single slots meets many shapes once

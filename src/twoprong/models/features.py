@@ -25,7 +25,7 @@ class Features:
 
     def __init__(self, classifier: nn.Module, source: FeatureSource = None) -> None:
         self.classifier = classifier
-        self.source = source
+        self.source = source = tuple(source) if isinstance(source, list) else source
         self._layers: list[nn.Module] = []
         if source is None:
             self._layers = [module for module in classifier.modules() if isinstance(module, nn.Linear)]

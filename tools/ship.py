@@ -1,9 +1,12 @@
 """Puts a fitted bundle into the package as `cifar10-small`: python tools/ship.py BUNDLE CIFAR_ROOT
 
+`python tools/ship.py` alone writes what the published evaluations of it say (results/cifar10-small-*) into its model card.
+
 Fit it around a classifier that was rounded to half precision first. The denoiser is rounded here: no threshold depends on
 it. Beside the bundle go the first test images of CIFAR-10. Together they may take 12 MB.
 """
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -16,12 +19,14 @@ from twoprong import shipped
 from twoprong.data import ImageData, Labelled, load_data
 from twoprong.data.tensors import image_digests
 from twoprong.errors import InputError, TwoprongError
+from twoprong.evaluation.protocols import PROTOCOLS
 from twoprong.models.train import accuracy
 from twoprong.storage import save_tensors
 
 NAME = "cifar10-small"
 TEST_IMAGES = 500
 MOST_BYTES = 12_000_000
+RESULTS = Path(__file__).parents[1] / "results"
 
 
 def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = MOST_BYTES) -> tp.Defense:
@@ -52,6 +57,29 @@ def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = M
     return defense
 
 
+def state(results: Path, home: Path = shipped.HOME) -> dict[str, str]:
+    """Write into the packaged bundle's card what was published about it; every run with its command."""
+    said = {}
+    for protocol in PROTOCOLS:
+        file = results / f"{NAME}-{protocol}" / "results.json"
+        if file.is_file():
+            found = json.loads(file.read_text(encoding="utf-8"))
+            run, worst, clean = found["run"], found["worst_case"]["defense"], found["clean"]["subjects"]
+            low, high = worst["per_batch_interval"]
+            failed = [check["name"] for check in found["sanity"] if check["status"] == "failed"]
+            said[f"`{run['command']}`"] = (
+                f"{run['images']} images in batches of {run['batch_size']}, {run['norm']} {run['eps']:.4g}: clean "
+                f"{clean['bare']['accuracy']:.1%} bare, {clean['defense']['accuracy']:.1%} defended; in the worst case "
+                f"{worst['per_batch']:.1%} ({low:.1%} to {high:.1%})" + "; sanity checks failed: " * bool(failed)
+            ) + ", ".join(failed)
+    if not said:
+        raise InputError(f"{results}: expected {NAME}-{' or -'.join(PROTOCOLS)} there, got none; publish them first")
+    defense = tp.load(home / NAME)
+    defense.about["measured"] = said
+    defense.save(home / NAME, overwrite=True)
+    return said
+
+
 def floats(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, value) for name, value in module.state_dict().items() if value.is_floating_point()]
 
@@ -66,9 +94,12 @@ def write(defense: tp.Defense, test: Labelled, home: Path) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (1, 3):
         sys.exit(__doc__)
     try:
+        if len(sys.argv) == 1:
+            state(RESULTS)
+            sys.exit()
         cifar10 = load_data("cifar10", Path(sys.argv[2]))
         done = ship(Path(sys.argv[1]), cifar10)
     except TwoprongError as error:

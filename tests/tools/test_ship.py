@@ -1,4 +1,6 @@
+import json
 import runpy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,9 @@ from twoprong.models.zoo import build
 from twoprong.seeds import generator, initialised
 from twoprong.storage import load_tensors
 
-ship = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "ship.py"))["ship"]
+ROOT = Path(__file__).parents[2]
+tool = runpy.run_path(str(ROOT / "tools" / "ship.py"))
+ship, state = tool["ship"], tool["state"]
 TINY = {
     "attack": {"steps": 1, "targets": 1},
     "kernel": {"epochs": 1},
@@ -80,3 +84,18 @@ def test_test_images_that_the_bundle_knows_are_refused(rounded, data, tmp_path, 
     with pytest.raises(InputError, match="fit on others"):
         ship(rounded, ImageData("cifar10", data.train, stolen, CLASSES), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_says_what_was_published_and_nothing_else_changes(rounded, data, tmp_path):
+    ship(rounded, data, tmp_path)
+    bundle, results = tmp_path / "cifar10-small", tmp_path / "results"
+    before = {file.name: file.read_bytes() for file in bundle.glob("*.safetensors")}
+    with pytest.raises(InputError, match="publish them first"):
+        state(results, tmp_path)
+    shutil.copytree(ROOT / "results" / "digits-quick", results / "cifar10-small-quick")
+    state(results, tmp_path)
+    found = json.loads((results / "cifar10-small-quick" / "results.json").read_text(encoding="utf-8"))
+    card = (bundle / "README.md").read_text(encoding="utf-8")
+    assert found["run"]["command"] in card
+    assert f"{found['worst_case']['defense']['per_batch']:.1%}" in card
+    assert {file.name: file.read_bytes() for file in bundle.glob("*.safetensors")} == before

@@ -234,6 +234,12 @@ def test_another_classifier_than_the_one_it_was_fitted_around_is_refused(foreign
         tp.load(path, classifier=Foreign(other.eval()))
 
 
+def test_a_bundle_can_be_loaded_and_used_in_inference_mode(defense, original, digits):
+    batch = digits.test.images[:20]
+    with torch.inference_mode():
+        assert tp.load(original)(batch).statistic == defense(batch).statistic
+
+
 def test_features_of_several_layers_come_back(defense, digits, tmp_path):
     saved = tp.Defense(defense.classifier, defense.detector, defense.denoiser, defense.config, ("hidden",))
     saved.save(tmp_path / "bundle")

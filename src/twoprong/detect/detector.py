@@ -86,7 +86,7 @@ class Detector(nn.Module):
     def _reading(self) -> "_Read":
         """What the buffers say, kept in plain numbers: asking tensors at every batch would be most of the decision."""
         columns = self.sizes, self.upper, self.central
-        now = tuple(column._version for column in columns)
+        now = tuple(-1 if column.is_inference() else column._version for column in columns)  # those do not count
         if self.read is None or self.read.version != now:
             table = Thresholds(*(column.cpu() for column in columns))
             ends = table.sizes.tolist()

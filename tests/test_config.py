@@ -217,3 +217,16 @@ def test_a_round_trip_keeps_every_kind_of_value():
     assert again == config
     assert again.attack.eps == 3 / 255
     assert again.denoiser.milestones == ()
+
+
+@pytest.mark.parametrize("layers", ["[]", "3", '["a", 3]'])
+def test_layers_that_are_no_names_are_one_problem(layers):
+    with pytest.raises(
+        ConfigError, match=r"1 problem\n  detector\.features: expected a layer's name or a list of names, got"
+    ):
+        load_config(assignments=[f"detector.features={layers}"])
+
+
+def test_one_layer_or_several_can_be_named():
+    for given, kept in (("layer4", "layer4"), ('["a", "b"]', ("a", "b"))):
+        assert load_config(assignments=[f"detector.features={given}"]).detector.features == kept

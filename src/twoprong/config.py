@@ -2,11 +2,20 @@
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 
 from twoprong.errors import ConfigError
 
@@ -75,11 +84,22 @@ def _ascending(values: tuple[float, ...]) -> tuple[float, ...]:
     return values
 
 
+def _layers(value: Any, check: Callable[[Any], Any]) -> Any:
+    """One message for what pydantic would call a mistake in each of the kinds it might be."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError(f"expected a layer's name or a list of names, got {value!r}") from None
+
+
+# A layer's name, or several; None: the input of the last Linear layer.
+Layers = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)] | None, WrapValidator(_layers)]
+
+
 class DetectorConfig(Settings):
     """The test: which features, how often it may cry wolf, for which batch sizes, and how sure to be of that."""
 
-    # A layer's name, or several; None: the input of the last Linear layer.
-    features: str | Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    features: Layers = None
     false_alarm_rate: Share = 0.05
     confidence: Annotated[Number, Field(ge=0.5, lt=1)] = 0.9
     min_batch_size: Annotated[int, Field(ge=2, strict=True)] = 2

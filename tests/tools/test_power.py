@@ -41,3 +41,18 @@ def test_another_kernel_is_learned_on_the_same_images_and_calibrated(defense, di
     assert other.threshold(20) != defense.threshold(20)
     assert (other.detector.reference_pixels == defense.detector.reference_pixels).all()
     assert set(other.detector.calibrated_on.tolist()) == set(defense.detector.calibrated_on.tolist())
+
+
+@pytest.mark.parametrize(
+    ("row", "pick"),
+    [
+        ("8/255, 30 % of a batch of 100", lambda one: one["goals"]["8/255, 30 %"]),
+        ("8/255, 10 % of a batch of 100", lambda one: one["goals"]["8/255, 10 %"]),
+        ("2/255, 100 % of a batch of 100", lambda one: one["goals"]["2/255, 100 %"]),
+        ("8/255, batches of 10", lambda one: one["goals"]["8/255, 100 %, batches of 10"]),
+        ("2/255, batches of 10", lambda one: {e["size"]: e["rate"] for e in one["by_size"]["2"]}[10]),
+    ],
+)
+def test_the_table_in_the_docs_is_of_the_published_numbers(result, row, pick):
+    cells = " | ".join(f"{100 * pick(one):.1f} %" for one in result["kernels"].values())
+    assert f"| {row} | {cells} |" in (ROOT / "docs" / "detector.md").read_text(encoding="utf-8")

@@ -32,15 +32,12 @@ def fit_kernel(
     if count >= 10:  # of fewer, none can be spared
         clean, adversarial = clean.rows(slice(aside, None)), adversarial.rows(slice(aside, None))
     pairs, judging = _Pairs(clean, adversarial), _Pairs(*judges)
-    best, chosen = -1.0, None
+    tried = []
     for number, width in enumerate(config.projections):
         stage = "kernel" if len(config.projections) == 1 else f"kernel {number + 1} of {len(config.projections)}"
-        kernel = _ascend(pairs, judging, start, width, config, seed, stage, progress)
-        found = found_aside(kernel, clean, *judges, config.batch_size, seed)
-        if found > best:
-            best, chosen = found, kernel
-    assert chosen is not None  # a share is never below zero
-    return chosen.requires_grad_(False)
+        tried.append(_ascend(pairs, judging, start, width, config, seed, stage, progress))
+    best = max(tried, key=lambda kernel: found_aside(kernel, clean, *judges, config.batch_size, seed))  # of equals the first
+    return best.requires_grad_(False)
 
 
 @torch.no_grad()

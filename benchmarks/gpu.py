@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from twoprong.attacks.base import loss_gradient
 from twoprong.attacks.losses import cross_entropy
-from twoprong.config import DetectorConfig, FitConfig
+from twoprong.config import DenoiserConfig, DetectorConfig, FitConfig
 from twoprong.defense import Defense
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
@@ -85,7 +85,7 @@ def training_step(defense: Defense, bf16: bool) -> Callable[[], object]:
 
     def step() -> None:
         optimiser.zero_grad()
-        loss = loss_of(add_noise(images, 0.25, draw), *clean, labels)
+        loss = loss_of(add_noise(images, DenoiserConfig(), draw), *clean, labels)
         loss.backward(inputs=list(denoiser.parameters()))
         optimiser.step()
 

@@ -5,6 +5,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import twoprong as tp
 from twoprong.errors import InputError
+from twoprong.storage import fingerprint
 
 
 def same(a: tp.Defense, b: tp.Defense) -> bool:
@@ -42,6 +43,13 @@ def test_held_out_images_become_reference_and_calibration(classifier, digits, sm
     unseen = {image.numpy().tobytes() for image in digits.test.images}
     assert all(image.numpy().tobytes() in unseen for image in fitted.detector.reference_pixels)
     assert fitted.about["split_sizes"]["reference"] + fitted.about["split_sizes"]["calibration"] == len(digits.test)
+
+
+def test_the_denoiser_may_be_guided_by_another_kernel_than_the_detectors(classifier, digits, small_config, defense):
+    guided = small_config.denoiser.model_copy(update={"guide": "median"})
+    other = tp.fit(classifier, digits.train, config=small_config.model_copy(update={"denoiser": guided}))
+    assert fingerprint(other.detector) == fingerprint(defense.detector)
+    assert fingerprint(other.denoiser) != fingerprint(defense.denoiser)
 
 
 @pytest.mark.parametrize("epoch", [1, 3])

@@ -128,6 +128,8 @@ class DenoiserConfig(Settings):
     )  # shares of the epochs: lr falls to a tenth
     alpha: Annotated[Number, Field(ge=0)] = 1e-2
     sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
+    noise: Literal["symmetric", "clamped"] = "symmetric"  # clamped to [0, 1] before it is added: what the authors' code does
+    guide: Literal["detector", "median"] = "detector"  # the kernel in the loss; median: as it starts, nothing learned
 
 
 class ClassifierConfig(Settings):

@@ -152,7 +152,7 @@ class Defense(nn.Module):
     def _noisy(self, images: Tensor, generator: torch.Generator | None) -> Tensor:
         if generator is None:
             generator = torch.Generator(images.device).manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
-        return add_noise(images, self.config.denoiser.sigma, generator)
+        return add_noise(images, self.config.denoiser, generator)
 
     def _denoised(self, noisy: Tensor) -> Tensor:
         return full(self.denoiser(noisy)).clamp(0, 1)

@@ -19,7 +19,7 @@ from twoprong.data.tensors import Labelled, as_labelled
 from twoprong.defense import Defense
 from twoprong.detect.detector import Detector
 from twoprong.detect.fit import fit_kernel
-from twoprong.detect.kernel import Sample
+from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.errors import InputError
 from twoprong.models.fast import fast
 from twoprong.models.features import Features, FeatureSource
@@ -76,19 +76,21 @@ def fit(
             quick = Features(fast(classifier, compiler_for(precision, data.images)))
         hard = craft(quick.classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
         clean_sample, hard_sample = sample(extract, parts.kernel.images), sample(extract, hard)
-        kernel = fit_kernel(clean_sample, hard_sample, config.kernel, config.seed, progress)
+        kernel = guide = fit_kernel(clean_sample, hard_sample, config.kernel, config.seed, progress)
+        if config.denoiser.guide == "median":
+            guide = DeepKernel.from_median(clean_sample, config.kernel.beta0).to(hard.device).requires_grad_(False)
 
         hard = craft(quick.classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
         clean_sample = sample(extract, parts.denoiser.images)
         settings = [config.denoiser.model_dump(), config.seed, hard.device.type, precision]
-        key = fingerprint(kernel, classifier, hard, parts.denoiser.labels, settings)
+        key = fingerprint(guide, classifier, hard, parts.denoiser.labels, settings)
         checkpoint = Checkpoint(None if folder is None else folder / CHECKPOINTS / "denoiser.safetensors", key, resume)
         denoiser = train_denoiser(
             clean_sample,
             hard,
             parts.denoiser.labels,
             quick,
-            kernel,
+            guide,
             config.denoiser,
             config.seed,
             checkpoint,

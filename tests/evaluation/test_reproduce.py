@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import twoprong as tp
 from twoprong.attacks.paper import Paper
 from twoprong.cli import app
-from twoprong.errors import DataError, InputError
+from twoprong.errors import ConfigError, DataError, InputError
 from twoprong.evaluation import reproduce as module
 from twoprong.evaluation.experiment import NAMES, Experiment, Spec, load_experiment, spec_of
 from twoprong.evaluation.reproduce import reproduce, show
@@ -229,6 +229,16 @@ def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits)
     assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
     with pytest.raises(InputError, match="one of DAD, WRN-28-10; DAD, WRN-70-16"):
         reproduce("table1-linf", "smoke", digits, tmp_path / "other", only="wrn-34")
+
+
+def test_settings_reach_every_fit_but_not_over_those_of_a_row(tmp_path, digits):
+    asked = ["denoiser.noise=clamped", "denoiser.alpha=0.5"]
+    results = reproduce("alpha", "smoke", digits, tmp_path, only="0.05", images=10, assignments=asked)
+    assert results["config"]["denoiser"]["noise"] == "clamped"
+    fitted = tp.load(tmp_path / cells_of(results)[0]["bundle"]).config.denoiser
+    assert (fitted.noise, fitted.alpha) == ("clamped", 0.05)
+    with pytest.raises(ConfigError, match=r"denoiser\.noise"):
+        reproduce("alpha", "smoke", digits, tmp_path / "other", assignments=["denoiser.noise=loud"])
 
 
 def test_an_unknown_name_is_told_the_nearest():

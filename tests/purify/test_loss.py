@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from twoprong.config import DenoiserConfig
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.models.features import Features
 from twoprong.purify.loss import add_noise, denoiser_loss
@@ -14,9 +15,13 @@ def grey(value, count=100):
     return torch.full((count, 3, 16, 16), value)
 
 
+def noisy_by(images, sigma, draw, noise="symmetric"):
+    return add_noise(images, DenoiserConfig(sigma=sigma, noise=noise), draw)
+
+
 def test_noise_is_symmetric_and_has_its_size():
     sigma = 0.05  # mid-grey is ten standard deviations from either end, so nothing is clamped
-    noise = (add_noise(grey(0.5), sigma, generator(0, "noise")) - 0.5).double()
+    noise = (noisy_by(grey(0.5), sigma, generator(0, "noise")) - 0.5).double()
     count = noise.numel()
     assert abs(noise.mean()) < 5 * sigma / math.sqrt(count)
     assert abs(noise.std() - sigma) < 5 * sigma / math.sqrt(2 * count)  # five standard errors, both times
@@ -26,7 +31,7 @@ def test_noise_is_symmetric_and_has_its_size():
 
 
 def test_every_image_and_pixel_gets_noise_of_its_own():
-    noise = (add_noise(grey(0.5, 20), 0.1, generator(0, "noise")) - 0.5).flatten(1)
+    noise = (noisy_by(grey(0.5, 20), 0.1, generator(0, "noise")) - 0.5).flatten(1)
     correlation = torch.corrcoef(noise) - torch.eye(20)
     assert correlation.abs().max() < 6 / math.sqrt(noise.shape[1])
     assert len(noise.unique()) > 0.9 * noise.numel()
@@ -34,7 +39,7 @@ def test_every_image_and_pixel_gets_noise_of_its_own():
 
 def test_the_image_is_clamped_and_not_the_noise():
     images = torch.cat([grey(0.0), grey(1.0), grey(0.5)])
-    noisy = add_noise(images, 0.25, generator(0, "noise"))
+    noisy = noisy_by(images, 0.25, generator(0, "noise"))
     assert noisy.min() == 0
     assert noisy.max() == 1
     dark, bright, middle = noisy.split(100)
@@ -46,29 +51,38 @@ def test_the_image_is_clamped_and_not_the_noise():
     assert abs(share - outside) < 5 * math.sqrt(outside / middle.numel())
 
 
+def test_clamped_noise_is_the_positive_half_of_the_symmetric_one():
+    images = torch.rand(4, 3, 8, 8, generator=generator(0, "images"))
+    symmetric = 0.25 * torch.empty_like(images).normal_(generator=generator(1, "noise"))
+    found = noisy_by(images, 0.25, generator(1, "noise"), "clamped")
+    assert torch.equal(found, (images + symmetric.clamp(0, 1)).clamp(0, 1))
+    assert (found >= images).all()
+    assert abs((found == images).float().mean() - 0.5) < 0.1
+
+
 def test_noise_is_decided_by_its_generator():
     images = torch.rand(4, 3, 8, 8, generator=generator(0, "images"))
     kept = images.clone()
-    first = add_noise(images, 0.25, generator(1, "noise"))
+    first = noisy_by(images, 0.25, generator(1, "noise"))
     torch.manual_seed(7)
     before = torch.get_rng_state()
-    assert torch.equal(add_noise(images, 0.25, generator(1, "noise")), first)
+    assert torch.equal(noisy_by(images, 0.25, generator(1, "noise")), first)
     assert torch.equal(torch.get_rng_state(), before)
-    assert not torch.equal(add_noise(images, 0.25, generator(2, "noise")), first)
+    assert not torch.equal(noisy_by(images, 0.25, generator(2, "noise")), first)
     assert torch.equal(images, kept)
 
 
 def test_without_a_generator_the_global_stream_is_used():
     torch.manual_seed(3)
-    first = add_noise(grey(0.5, 2), 0.25, None)
+    first = noisy_by(grey(0.5, 2), 0.25, None)
     torch.manual_seed(3)
-    assert torch.equal(add_noise(grey(0.5, 2), 0.25, None), first)
-    assert not torch.equal(add_noise(grey(0.5, 2), 0.25, None), first)
+    assert torch.equal(noisy_by(grey(0.5, 2), 0.25, None), first)
+    assert not torch.equal(noisy_by(grey(0.5, 2), 0.25, None), first)
 
 
 def test_no_noise_leaves_the_images_and_gradients_pass():
     images = torch.rand(4, 1, 8, 8, generator=generator(0, "images")).requires_grad_()
-    noisy = add_noise(images, 0.0, generator(0, "noise"))
+    noisy = noisy_by(images, 0.0, generator(0, "noise"))
     assert torch.equal(noisy, images)
     noisy.sum().backward()
     assert torch.equal(images.grad, torch.ones_like(images))

@@ -83,7 +83,7 @@ def test_training_lowers_the_loss():
     given, notes = problem(48), []
     config = settings(epochs=30, batch_size=16, lr=5e-3, milestones=(0.66,))  # a late small rate settles the batch norms
     denoiser = given.train(config, progress=lambda *report: notes.append(report))
-    noisy = add_noise(given.adversarial, config.sigma, generator(1, "another noise"))
+    noisy = add_noise(given.adversarial, config, generator(1, "another noise"))
     denoised = denoiser(noisy).clamp(0, 1)
     start, end = given.loss(given.adversarial), given.loss(denoised)
     assert given.loss(denoised, alpha=0.0) < given.loss(noisy, alpha=0.0) / 2  # the discrepancy alone, which can be 0

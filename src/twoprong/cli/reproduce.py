@@ -45,6 +45,10 @@ def reproduce(
         Path | None, typer.Option(help="A directory like --data of images that the classifier was not trained on.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Run only the rows whose names hold this.")] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A setting of every fit, such as denoiser.noise=clamped; may be repeated."),
+    ] = None,
     images: Annotated[int | None, typer.Option(min=2, help="How many test images are attacked.")] = None,
     classifier: Annotated[str | None, typer.Option(help="Protect this classifier instead of the paper's.")] = None,
     weights: Annotated[
@@ -75,6 +79,7 @@ def reproduce(
             work=work,
             resume=resume,
             only=only,
+            assignments=assignments or (),
             images=images,
             classifier=classifier,
             trained=trained,

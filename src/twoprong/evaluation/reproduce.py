@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ def reproduce(
     work: Path | None = None,
     resume: bool = False,
     only: str | None = None,
+    assignments: Sequence[str] = (),
     images: int | None = None,
     classifier: str | None = None,
     trained: Callable[[str], nn.Module] | None = None,
@@ -54,11 +55,13 @@ def reproduce(
     Beside it: `results.md`, `bundles/` with every defence that was measured, `work/` with finished pieces. With `resume` a
     killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work` (`out/work` where it is
     not given) under digests of all they depend on, so experiments that share it do not make them twice. `only` chooses the
-    rows whose names hold it; `images` are how many are attacked; `classifier` is protected instead of the paper's; `trained`
-    gives it ready-made. Training and attacks compute in `precision`; scores are float32.
+    rows whose names hold it; `assignments` change the settings of every fit, where its row does not; `images` are how many
+    are attacked; `classifier` is protected instead of the paper's; `trained` gives it ready-made. Training and attacks
+    compute in `precision`; scores are float32.
     """
     experiment = load_experiment(name)
     chosen = experiment.scale(scale)
+    chosen = chosen.model_copy(update={"set": (*chosen.set, *assignments)})
     if images is not None:
         chosen = chosen.model_copy(update={"images": images})
     if not resume and ((out / "work").exists() or (out / "results.json").exists()):

@@ -4,15 +4,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twoprong.config import DenoiserConfig
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.models.features import Features
 
 
-def add_noise(images: Tensor, sigma: float, generator: torch.Generator | None) -> Tensor:
-    """images + N(0, σ²), brought back into [0, 1]. The noise is symmetric; the authors' code clips it to [0, 1] first."""
-    noise = torch.empty_like(images).normal_(generator=generator)
-    return (images + sigma * noise).clamp(0, 1)
+def add_noise(images: Tensor, config: DenoiserConfig, generator: torch.Generator | None) -> Tensor:
+    """images + N(0, σ²), brought back into [0, 1]. Noise that is "clamped" is so before it is added, as in the authors' code:
+    half of it is 0 then and none negative."""
+    noise = config.sigma * torch.empty_like(images).normal_(generator=generator)
+    if config.noise == "clamped":
+        noise = noise.clamp(0, 1)
+    return (images + noise).clamp(0, 1)
 
 
 def denoiser_loss(

@@ -54,7 +54,7 @@ def train_denoiser(
             denoiser.train()
             for batch in batches:
                 optimiser.zero_grad()
-                noisy = add_noise(adversarial[batch], config.sigma, draw)
+                noisy = add_noise(adversarial[batch], config, draw)
                 loss = loss_of(noisy, *clean.rows(batch), labels[batch])
                 loss.backward(inputs=list(denoiser.parameters()))
                 optimiser.step()

@@ -11,8 +11,8 @@ from twoprong.models.features import Features
 
 
 def add_noise(images: Tensor, config: DenoiserConfig, generator: torch.Generator | None) -> Tensor:
-    """images + N(0, σ²), brought back into [0, 1]. Noise that is "clamped" is so before it is added, as in the authors' code:
-    half of it is 0 then and none negative."""
+    """images + N(0, σ²), brought back into [0, 1]. "clamped" noise is put into [0, 1] before it is added, as in the authors'
+    code: half of it is 0 then, and none negative."""
     noise = config.sigma * torch.empty_like(images).normal_(generator=generator)
     if config.noise == "clamped":
         noise = noise.clamp(0, 1)

@@ -46,7 +46,7 @@ def test_held_out_images_become_reference_and_calibration(classifier, digits, sm
 
 
 def test_the_denoiser_may_be_guided_by_another_kernel_than_the_detectors(classifier, digits, small_config, defense):
-    guided = small_config.denoiser.model_copy(update={"guide": "median"})
+    guided = small_config.denoiser.model_copy(update={"guide": "detector"})
     other = tp.fit(classifier, digits.train, config=small_config.model_copy(update={"denoiser": guided}))
     assert fingerprint(other.detector) == fingerprint(defense.detector)
     assert fingerprint(other.denoiser) != fingerprint(defense.denoiser)

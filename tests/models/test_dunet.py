@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from twoprong.models.dunet import DUNet, enlarged
+from twoprong.models.layout import channels_last
 from twoprong.seeds import generator, initialised
 
 FORWARD = {"widths": (64, 128, 256, 256, 256), "blocks": (2, 3, 3, 3, 3)}  # as the method's description has them,
@@ -134,3 +135,15 @@ def test_the_doubling_for_compilers_is_bilinear_interpolation(side, monkeypatch)
     slopes = [torch.autograd.grad(found, images, weights)[0] for found in (written_out, expected)]
     torch.testing.assert_close(*slopes)
     assert enlarged(images, 2 * side + 1, 7).shape == (2, 3, 2 * side + 1, 7)
+
+
+@pytest.mark.parametrize("compiling", [False, True])
+def test_what_enters_the_way_up_keeps_the_channels_last(compiling, monkeypatch):
+    """A compiled network saves it in this layout for the backward pass; in any other, its convolutions copy it."""
+    model, given = channels_last(network(3, 0.1)), images(2, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    entered = []
+    for stage in model.up:
+        stage.register_forward_pre_hook(lambda _, joined: entered.append(joined[0]))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    model(given)
+    assert [joined.is_contiguous(memory_format=torch.channels_last) for joined in entered] == [True] * 4

@@ -119,9 +119,7 @@ def tree(tmp_path):
         folder.mkdir(parents=True)
         (folder / "results.json").write_text(json.dumps(results))
         (folder / "results.md").write_text("a table")
-    (tmp_path / "results/strong-run/report.html").write_text(
-        "<p>8/255 <img src='data:image/jpeg;base64,/9j/4A+/home/b='></p>"
-    )
+        (folder / "report.html").write_text("<p>8/255 <img src='data:image/jpeg;base64,/9j/4A+/home/b='></p>")
     (tmp_path / "results/index.toml").write_text(INDEX)
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "docs").mkdir()
@@ -155,6 +153,15 @@ def test_the_tables_in_this_repository_are_what_its_published_runs_give(capsys):
 
 def test_the_tool_knows_every_table_of_the_paper():
     assert tables.PAPER == NAMES
+
+
+def test_the_papers_main_table_stands_without_its_quoted_rows(tree):
+    page = tree / "README.md"
+    page.write_text(page.read_text() + "<!-- table: table1 -->\n<!-- end -->\n")
+    text = tables.filled(tree)["README.md"].split("<!-- table: table1 -->")[1]
+    assert "| DAD | attacked, ℓ∞ 8/255 | 67.53 ± 1.07 | 65.43 (60.0–70.1) | 12.3 % (6.2–22.3) | 1,000 |" in text
+    assert "twoprong reproduce table1-linf" in text
+    assert "Other" not in text
 
 
 def test_the_tool_needs_no_torch():

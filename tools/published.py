@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FILES = {
-    "evaluation": ("results.json", "results.md", "report.html"),
-    "reproduction": ("results.json", "results.md"),
-}
+KINDS = ("evaluation", "reproduction")
+FILES = ("results.json", "results.md", "report.html")
 LIMIT = 3_000_000  # bytes of a folder; `strong` on 1,000 images takes about 2.1 million
 KEYS = {"kind", "title", "strong", "commit"}
 MACHINE_PATH = re.compile(
@@ -93,13 +91,12 @@ def add(run: Path, folder: Path) -> int:
     if folder.exists():
         raise PublishError([f"{folder}: expected a new name, got one that is published; remove that one first"])
     results = _load(run)
-    if (kind := results.get("kind")) not in FILES:
-        raise PublishError([f"{run}: expected the folder of an {' or '.join(FILES)}, got kind {kind!r} in its results.json"])
-    files = FILES[kind]
-    if missing := [file for file in files if not (run / file).is_file()]:
-        raise PublishError([f"{run}: expected {', '.join(files)}, got no {', '.join(missing)}; let the run end"])
+    if (kind := results.get("kind")) not in KINDS:
+        raise PublishError([f"{run}: expected the folder of an {' or '.join(KINDS)}, got kind {kind!r} in its results.json"])
+    if missing := [file for file in FILES if not (run / file).is_file()]:
+        raise PublishError([f"{run}: expected {', '.join(FILES)}, got no {', '.join(missing)}; let the run end"])
     folder.mkdir(parents=True)
-    for file in files[1:]:
+    for file in FILES[1:]:
         (folder / file).write_bytes((run / file).read_bytes())
     packed = json.dumps(results, separators=(",", ":"), ensure_ascii=False) + "\n"
     (folder / "results.json").write_text(packed, encoding="utf-8")
@@ -109,18 +106,18 @@ def add(run: Path, folder: Path) -> int:
 def _problems(folder: Path, entry: Any) -> Iterator[str]:
     """What is wrong with one run, as far as it can be read."""
     kind = entry.get("kind") if isinstance(entry, dict) else None
-    if kind not in FILES or not isinstance(entry.get("title"), str) or entry.keys() - KEYS:
-        yield f"expected kind ({' or '.join(FILES)}), title, and perhaps strong or commit in the index, got {entry}"
+    if kind not in KINDS or not isinstance(entry.get("title"), str) or entry.keys() - KEYS:
+        yield f"expected kind ({' or '.join(KINDS)}), title, and perhaps strong or commit in the index, got {entry}"
         return
     if wrong := [row for row, names in entry.get("strong", {}).items() if not isinstance(names, list)]:
         yield f"expected a list of names in the index, strong, for {', '.join(wrong)}"
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if missing := [file for file in FILES[kind] if file not in there]:
-        yield f"expected {', '.join(FILES[kind])}, got no {', '.join(missing)}; publish the run by tools/tables.py --add"
+    if missing := [file for file in FILES if file not in there]:
+        yield f"expected {', '.join(FILES)}, got no {', '.join(missing)}; publish the run by tools/tables.py --add"
         return
-    if more := sorted(there - set(FILES[kind])):
-        yield f"expected only {', '.join(FILES[kind])}, got {', '.join(more)}; take it out"
-    if (size := sum((folder / file).stat().st_size for file in FILES[kind])) > LIMIT:
+    if more := sorted(there - set(FILES)):
+        yield f"expected only {', '.join(FILES)}, got {', '.join(more)}; take it out"
+    if (size := sum((folder / file).stat().st_size for file in FILES)) > LIMIT:
         yield f"expected at most {LIMIT:,} bytes, got {size:,}; publish the run by tools/tables.py --add, which packs it"
     results = _load(folder)
     if results.get("kind") != kind:

@@ -5,7 +5,8 @@ python tools/tables.py --check          only compare: exit code 1 where they dif
 python tools/tables.py --add RUN NAME   copy the folder of a run to results/NAME
 
 A region stands between `<!-- table: NAME -->` and `<!-- end -->`. NAME is a run, or `headline` (the evaluations that the
-index lists under that name), or `reproductions` (all tables of the paper that were measured, and which were not).
+index lists under that name), or `table1` (what was measured of the paper's Table 1), or `reproductions` (all tables of the
+paper that were measured, and which were not).
 """
 
 import argparse
@@ -80,7 +81,7 @@ def filled(root: Path) -> dict[str, str]:
 
 
 def _known(name: str, published: Published) -> bool:
-    return name in published.runs or name == "reproductions" or (name == "headline" and bool(published.headline))
+    return name in {*published.runs, "reproductions", "table1"} or (name == "headline" and bool(published.headline))
 
 
 def _region(match: re.Match[str], published: Published, base: str) -> str:
@@ -90,6 +91,8 @@ def _region(match: re.Match[str], published: Published, base: str) -> str:
         body = _headline([published.runs[one] for one in published.headline], base)
     elif name == "reproductions":
         body = _reproductions(published, base)
+    elif name == "table1":
+        body = _table1(published, base)
     elif published.runs[name].kind == "evaluation":
         body = _subjects(published.runs[name], base)
     else:
@@ -170,6 +173,22 @@ def _reproduction(run: Run, published: Published, base: str) -> str:
         *(f"`strong`, {row}: {_origin(published.runs[name], base)}" for row, names in run.strong.items() for name in names),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _table1(published: Published, base: str) -> str:
+    """The paper's main table as far as it was run, without what is only quoted."""
+    runs = [run for run in published.of("reproduction") if run.results["name"].startswith("table1")]
+    rows: dict[tuple[str, ...], None] = {}  # each once: the clean column of both norms is the same number
+    for run in runs:
+        for row in run.results["rows"]:
+            beside = [published.runs[name] for name in run.strong.get(row["name"], ())]
+            for cell in row["cells"]:
+                _, paper, ours, interval, strong, images, *_ = _measured(cell, beside)
+                attack = cell["attack"]
+                what = f"attacked, {_budget(attack['eps'], attack['norm'])}" if attack else "clean"
+                rows[_cell(row["name"]), what, paper, f"{ours} ({interval})", strong, images] = None
+    head = ["", "images", "paper, %", "ours by its attack, % (95 %)", "ours by `strong`", "how many"]
+    return f"{_table(head, list(rows))}\n\n" + "\n".join(f"- {_cell(run.title)}: {_origin(run, base)}" for run in runs)
 
 
 def _measured(cell: dict[str, Any], beside: Sequence[Run]) -> list[str]:

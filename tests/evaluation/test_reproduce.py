@@ -6,6 +6,7 @@ from importlib import resources
 
 import pytest
 import torch
+from markupsafe import escape
 from pydantic import ValidationError
 from typer.testing import CliRunner
 
@@ -62,6 +63,9 @@ def test_it_runs_and_prints_the_papers_numbers_beside_ours(runs, name):
     assert "smoke: shows that it runs, not what it gives" in run.output
     units = [cell["unit"] for cell in results["rows"][0]["cells"]]
     page = (folder / name / "results.md").read_text()
+    report = (folder / name / "report.html").read_text()
+    assert all(escape(row.name) in report for row in (*experiment.rows, *experiment.quoted))
+    assert ("<svg" in report) == ("%" in units)
     for row in (*experiment.rows, *experiment.quoted):
         for value, unit in zip(row.paper, units, strict=False):
             if not math.isnan(value):

@@ -14,6 +14,7 @@ from twoprong.attacks.target import as_target
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
 from twoprong.errors import InputError
+from twoprong.evaluation.comparison import write_comparison
 from twoprong.evaluation.experiment import Quoted, Row, Spec, load_experiment, printed, spec_of
 from twoprong.evaluation.made import made_with
 from twoprong.evaluation.measure import partition
@@ -52,12 +53,12 @@ def reproduce(
 ) -> dict[str, Any]:
     """Measure every cell of the experiment `name` on `data`; returns what it writes to `out/results.json`.
 
-    Beside it: `results.md`, `bundles/` with every defence that was measured, `work/` with finished pieces. With `resume` a
-    killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work` (`out/work` where it is
-    not given) under digests of all they depend on, so experiments that share it do not make them twice. `only` chooses the
-    rows whose names hold it; `assignments` change the settings of every fit, where its row does not; `images` are how many
-    are attacked; `classifier` is protected instead of the paper's; `trained` gives it ready-made. Training and attacks
-    compute in `precision`; scores are float32.
+    Beside it: `results.md`, `report.html`, `bundles/` with every defence that was measured, `work/` with finished pieces.
+    With `resume` a killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work`
+    (`out/work` where it is not given) under digests of all they depend on, so experiments that share it do not make them
+    twice. `only` chooses the rows whose names hold it; `assignments` change the settings of every fit, where its row does
+    not; `images` are how many are attacked; `classifier` is protected instead of the paper's; `trained` gives it
+    ready-made. Training and attacks compute in `precision`; scores are float32.
     """
     experiment = load_experiment(name)
     chosen = experiment.scale(scale)
@@ -116,6 +117,7 @@ def reproduce(
     }
     write_atomic(out / "results.json", lambda file: file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8"))
     write_atomic(out / "results.md", lambda file: file.write_text(_markdown(results), encoding="utf-8"))
+    write_comparison(results, out / "report.html")
     return results
 
 

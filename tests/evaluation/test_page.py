@@ -145,7 +145,7 @@ def test_the_headline_is_the_worst_case_and_not_a_kinder_number(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kept", "said"), [("bare", "none of them knows the defence"), ("paper", "only the paper's attack")]
+    ("kept", "said"), [("bare", "none of them knows the defence"), ("paper", "only the paper's know the defence")]
 )
 def test_without_an_adaptive_attack_on_the_defence_the_headline_says_so(kept, said):
     results = example()

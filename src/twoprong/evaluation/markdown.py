@@ -126,9 +126,7 @@ def headline(results: dict[str, Any]) -> str:
     threats = {attack["threat_model"] for attack in mine}
     if "adaptive" in threats:
         return f"An attacker who knows the whole defence and may change {change} {left}."
-    known = (
-        "only the paper's attack among them knows the defence" if "paper" in threats else "none of them knows the defence"
-    )
+    known = "of them only the paper's know the defence" if "paper" in threats else "none of them knows the defence"
     return (
         f"The worst of the attacks that were run, changing {change}, {left}; {known}, and one made for it may get further."
     )

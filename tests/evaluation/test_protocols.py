@@ -33,7 +33,7 @@ def test_quick_is_what_the_page_says():
     found = {item.name: item.settings() for item in items("quick", ("defense", "bare"))}
     assert found["pgd"]["steps"] == 20
     assert (found["route"]["steps"], found["route"]["draws"]) == (20, 8)
-    assert found["evade"]["steps"] == 40
+    assert found["evade"]["steps"] == 100
     assert "noise" in found
 
 

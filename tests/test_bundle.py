@@ -108,10 +108,11 @@ def test_a_bundle_of_format_1_is_read_as_ever(defense, bundle):
         file.unlink()
         save_file(tensors, file, metadata={"json": "{}"})
     config = json.loads((bundle / "manifest.json").read_text())["config"]
-    del config["kernel"]["projections"]  # which there was not
+    del config["kernel"]["projections"], config["denoiser"]["guide"], config["denoiser"]["noise"]  # which there were not
     sign(bundle, format=1, config=config)
     loaded = tp.load(bundle)
     assert loaded.config.kernel.projections == (0,)
+    assert (loaded.config.denoiser.guide, loaded.config.denoiser.noise) == ("detector", "symmetric")
     for name, tensor in defense.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 

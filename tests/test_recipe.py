@@ -45,11 +45,20 @@ def test_held_out_images_become_reference_and_calibration(classifier, digits, sm
     assert fitted.about["split_sizes"]["reference"] + fitted.about["split_sizes"]["calibration"] == len(digits.test)
 
 
-def test_the_denoiser_may_be_guided_by_another_kernel_than_the_detectors(classifier, digits, small_config, defense):
-    guided = small_config.denoiser.model_copy(update={"guide": "detector"})
-    other = tp.fit(classifier, digits.train, config=small_config.model_copy(update={"denoiser": guided}))
-    assert fingerprint(other.detector) == fingerprint(defense.detector)
-    assert fingerprint(other.denoiser) != fingerprint(defense.denoiser)
+def guided_by(config, guide, **kernel):
+    changed = {
+        "kernel": config.kernel.model_copy(update=kernel),
+        "denoiser": config.denoiser.model_copy(update={"guide": guide, "epochs": 1}),
+    }
+    return config.model_copy(update=changed)
+
+
+def test_the_denoiser_is_guided_by_the_kernel_as_it_starts_or_by_the_detectors(classifier, digits, small_config):
+    learned = [tp.fit(classifier, digits.train, config=guided_by(small_config, guide)) for guide in ("median", "detector")]
+    assert fingerprint(learned[0].detector) == fingerprint(learned[1].detector)
+    assert fingerprint(learned[0].denoiser) != fingerprint(learned[1].denoiser)
+    unlearned = tp.fit(classifier, digits.train, config=guided_by(small_config, "detector", epochs=0, projections=(0,)))
+    assert fingerprint(unlearned.denoiser) == fingerprint(learned[0].denoiser)
 
 
 @pytest.mark.parametrize("epoch", [1, 3])

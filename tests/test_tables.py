@@ -56,7 +56,10 @@ def evaluation():
         },
         "made_with": {"commit": "c0ffee", "device": "a machine", "torch": "2.0"},
         "defense": {"classifier": "net"},
-        "clean": {"subjects": {"magnet": tally(0.9, 0.03), "bare": tally(0.95), "defense": tally(0.94)}},
+        "clean": {
+            "images": 5000,
+            "subjects": {"magnet": tally(0.9, 0.03), "bare": tally(0.95), "defense": tally(0.94)},
+        },
         "attacks": [attack, {**attack, "subjects": {"defense": tally(0.7)}}],
         "worst_case": {"magnet": worst(0.2, 0.4), "bare": worst(0.01), "defense": worst(0.123)},
         "sanity": [],
@@ -181,8 +184,9 @@ def test_subjects_are_compared_in_the_usual_order(tree):
 def test_the_headline_has_the_papers_attack_and_the_worst_case(tree):
     text = (tree / "README.md").read_text()
     found = row(text, "pictures, a small net")
-    assert found[1:8] == ["net", "ℓ∞ 8/255", "`strong`", "1,000", "95.0 % / 94.0 %", "61.1 %", "**12.3 % (6.2–22.3)**"]
-    assert found[8:] == ["1.0 %", "20.0 %"]
+    clean = "95.0 % / 94.0 % of 5,000"
+    assert found[1:8] == ["net", "ℓ∞ 8/255", "`strong`", "1,000", clean, "61.1 %", "**12.3 % (6.2–22.3)**"]
+    assert found[8:] == ["1.0 %", "20.0 %, 40.0 % refused"]
     assert "`twoprong evaluate bundle --data pictures` (commit c0ffee; a machine, torch 2.0, fp32, seed 3)" in text
 
 

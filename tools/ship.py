@@ -67,12 +67,12 @@ def state(results: Path, home: Path = shipped.HOME) -> dict[str, str]:
             run, worst, clean = found["run"], found["worst_case"]["defense"], found["clean"]["subjects"]
             low, high = worst["per_batch_interval"]
             failed = [check["name"] for check in found["sanity"] if check["status"] == "failed"]
-            open_ended = any(check["status"] == "not converged" for check in found["sanity"])
+            not_converged = any(check["status"] == "not converged" for check in found["sanity"])
             said[f"`{run['command']}`"] = (
-                f"{run['images']} images in batches of {run['batch_size']}, {run['norm']} {run['eps']:.4g}: clean "
-                f"{clean['bare']['accuracy']:.1%} bare, {clean['defense']['accuracy']:.1%} defended; in the worst case "
-                f"{worst['per_batch']:.1%} ({low:.1%} to {high:.1%})"
-                + ", an upper bound: the strongest attack had not converged" * open_ended
+                f"{found['clean']['images']} clean images: {clean['bare']['accuracy']:.1%} bare, "
+                f"{clean['defense']['accuracy']:.1%} defended; {run['images']} attacked in batches of {run['batch_size']}, "
+                f"{run['norm']} {run['eps']:.4g}: in the worst case {worst['per_batch']:.1%} ({low:.1%} to {high:.1%})"
+                + ", an upper bound: the strongest attack had not converged" * not_converged
                 + f"; sanity checks failed: {', '.join(failed)}" * bool(failed)
             )
     if not said:

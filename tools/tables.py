@@ -107,10 +107,7 @@ def _subjects(run: Run, base: str) -> str:
     for name in _ordered(clean):
         before = _percent(clean[name]["accuracy"])
         before += f" ({_percent(clean[name]['rejected'])} refused)" if clean[name]["rejected"] else ""
-        after = _left(worst[name])
-        if name in REFUSING:
-            after += f", {_percent(worst[name]['rejected'])} refused" if worst[name]["rejected"] else ", none refused"
-        rows.append([SUBJECTS.get(name, name), before, after])
+        rows.append([SUBJECTS.get(name, name), before, _left(worst[name]) + _refused(name, worst[name])])
     return f"{_table(['', 'right on clean images', 'not fooled in the worst case'], rows)}\n\n{_origin(run, base)}"
 
 
@@ -133,10 +130,14 @@ def _headline(runs: Sequence[Run], base: str) -> str:
                 _budget(made["eps"], made["norm"]),
                 f"`{made['protocol']}`",
                 f"{made['images']:,}",
-                f"{_percent(clean['bare']['accuracy'])} / {_percent(clean['defense']['accuracy'])}",
+                f"{_percent(clean['bare']['accuracy'])} / {_percent(clean['defense']['accuracy'])} "
+                f"of {run.results['clean']['images']:,}",
                 _percent(min(paper)) if paper else "–",
                 f"**{_left(worst['defense'])}**",
-                *(_percent(worst[name]["per_batch"]) if name in worst else "–" for name in others),
+                *(
+                    _percent(worst[name]["per_batch"]) + _refused(name, worst[name]) if name in worst else "–"
+                    for name in others
+                ),
             ]
         )
     head += ["worst case (95 %)", *(f"worst case, `{name}`" for name in others)]
@@ -224,6 +225,13 @@ def _origin(run: Run, base: str) -> str:
 def _ordered(there: Iterable[str]) -> list[str]:
     names = set(there)
     return [name for name in dict.fromkeys([*SUBJECTS, *sorted(names)]) if name in names]
+
+
+def _refused(name: str, worst: dict[str, Any]) -> str:
+    """Of a subject that may refuse, how much it did: what is refused counts as not fooled."""
+    if name not in REFUSING:
+        return ""
+    return f", {_percent(worst['rejected']) if worst['rejected'] else 'none'} refused"
 
 
 def _left(worst: dict[str, Any]) -> str:

@@ -138,6 +138,8 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
     try:
         if manifest["format"] == 1:  # it had no projections to choose from
             manifest["config"].get("kernel", {}).setdefault("projections", [0])
+        if isinstance(denoiser := manifest["config"].get("denoiser"), dict):
+            denoiser.setdefault("guide", "detector")  # as it was before there was a choice
         config = parse_config(manifest["config"])
     except ConfigError as error:
         raise BundleError(f"{root / MANIFEST}: settings that this version does not know ({error})") from error

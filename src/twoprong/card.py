@@ -12,7 +12,7 @@ A two-pronged defence (DAD, Zhang et al., ICML 2025) around a classifier, fitted
 - Data: {data}; images used: {splits}
 - Test batches of {smallest} to {largest} images; smaller ones: `{policy}`
 - {calibration}
-- Trained on the minimum-margin attack, {norm} eps {eps:.4g}; noise sigma {sigma:g}
+- Trained on the minimum-margin attack, {norm} eps {eps:.4g}; {noise} noise, sigma {sigma:g}
 - Made with twoprong {twoprong}, torch {torch}, seed {seed}
 {measured}
 ## What it does not withstand
@@ -43,6 +43,7 @@ def model_card(manifest: dict[str, Any]) -> str:
         calibration=_calibration(detector),
         norm=config["attack"]["norm"],
         eps=config["attack"]["eps"],
+        noise=config["denoiser"]["noise"],
         sigma=config["denoiser"]["sigma"],
         seed=config["seed"],
         measured=_measured(about),

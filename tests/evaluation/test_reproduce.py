@@ -15,8 +15,9 @@ from twoprong.attacks.paper import Paper
 from twoprong.cli import app
 from twoprong.errors import ConfigError, DataError, InputError
 from twoprong.evaluation import reproduce as module
+from twoprong.evaluation.comparison import show
 from twoprong.evaluation.experiment import NAMES, Experiment, Spec, load_experiment, spec_of
-from twoprong.evaluation.reproduce import reproduce, show
+from twoprong.evaluation.reproduce import reproduce
 from twoprong.evaluation.workshop import Workshop
 from twoprong.models.zoo import build
 from twoprong.robust import METHODS
@@ -66,6 +67,10 @@ def test_it_runs_and_prints_the_papers_numbers_beside_ours(runs, name):
     report = (folder / name / "report.html").read_text()
     assert all(escape(row.name) in report for row in (*experiment.rows, *experiment.quoted))
     assert ("<svg" in report) == ("%" in units)
+    for cell in cells_of(results):
+        interval = "–" if cell["interval"] is None else "{:.1f}–{:.1f}".format(*cell["interval"])
+        assert f"<td><b>{show(cell['ours'], cell['unit'])}</b></td><td>{interval}</td>" in report
+        assert f"<td>{show(cell['paper'], cell['unit'])}" in report
     for row in (*experiment.rows, *experiment.quoted):
         for value, unit in zip(row.paper, units, strict=False):
             if not math.isnan(value):
@@ -243,6 +248,9 @@ def test_settings_reach_every_fit_but_not_over_those_of_a_row(tmp_path, digits):
     assert (fitted.noise, fitted.alpha) == ("clamped", 0.05)
     with pytest.raises(ConfigError, match=r"denoiser\.noise"):
         reproduce("alpha", "smoke", digits, tmp_path / "other", assignments=["denoiser.noise=loud"])
+    with pytest.raises(InputError, match="use --seed"):
+        reproduce("alpha", "smoke", digits, tmp_path / "other", assignments=["seed=5"])
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_unknown_name_is_told_the_nearest():

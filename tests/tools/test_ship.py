@@ -93,12 +93,14 @@ def test_the_card_says_what_was_published_and_nothing_else_changes(rounded, data
     with pytest.raises(InputError, match="publish them first"):
         state(results, tmp_path)
     shutil.copytree(ROOT / "results" / "digits-quick", results / "cifar10-small-quick")
+    file = results / "cifar10-small-quick" / "results.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    found["sanity"][-1]["status"] = "not converged"
+    file.write_text(json.dumps(found), encoding="utf-8")
     state(results, tmp_path)
-    found = json.loads((results / "cifar10-small-quick" / "results.json").read_text(encoding="utf-8"))
     card = (bundle / "README.md").read_text(encoding="utf-8")
     assert found["run"]["command"] in card
     assert f"{found['worst_case']['defense']['per_batch']:.1%}" in card
-    assert "not converged" in {check["status"] for check in found["sanity"]}
     assert "an upper bound: the strongest attack had not converged" in card
     assert "sanity checks failed" not in card
     assert {file.name: file.read_bytes() for file in bundle.glob("*.safetensors")} == before

@@ -17,9 +17,9 @@ from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
+from twoprong.evaluation.comparison import row_texts
 from twoprong.evaluation.experiment import NAMES, load_experiment
 from twoprong.evaluation.reproduce import reproduce as run
-from twoprong.evaluation.reproduce import row_texts
 
 
 class ScaleName(StrEnum):

@@ -14,7 +14,7 @@ from twoprong.attacks.target import as_target
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
 from twoprong.errors import InputError
-from twoprong.evaluation.comparison import write_comparison
+from twoprong.evaluation.comparison import row_texts, write_comparison
 from twoprong.evaluation.experiment import Quoted, Row, Spec, load_experiment, printed, spec_of
 from twoprong.evaluation.made import made_with
 from twoprong.evaluation.measure import partition
@@ -65,6 +65,8 @@ def reproduce(
     chosen = chosen.model_copy(update={"set": (*chosen.set, *assignments)})
     if images is not None:
         chosen = chosen.model_copy(update={"images": images})
+    if any(assignment.partition("=")[0].strip() == "seed" for assignment in assignments):
+        raise InputError("--set seed: the seed of a reproduction is that of all its parts; use --seed")
     if not resume and ((out / "work").exists() or (out / "results.json").exists()):
         raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
     shop = Workshop(work or out / "work", data, chosen, seed, trained, held_out, precision, progress)
@@ -74,6 +76,8 @@ def reproduce(
         raise InputError(f"only {only!r}: expected a part of a row's name, one of {known}")
     quoted: list[Row | Quoted] = [*(row for row in experiment.rows if row not in asked), *experiment.quoted]
     grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in asked]
+    for spec in (spec for line in grid for spec in line):
+        chosen.config(spec, seed)  # settings that are wrong are said before anything is made
     specs = [spec.model_dump() for line in grid for spec in line]
     given = [fingerprint(shop.given(one)) for one in sorted({spec["classifier"] for spec in specs})] if trained else []
     settings = [chosen.model_dump(), seed, precision]
@@ -239,31 +243,6 @@ def _tally(judged: list[dict[str, Any]], size: int) -> dict[str, Any]:
 
 def _paper(row: Row, number: int) -> dict[str, Any]:
     return {"paper": printed(row.paper, number), "spread": printed(row.spread, number)}
-
-
-def show(value: float | None, unit: str = "%") -> str:
-    """A number as tables print it: two decimals for percentages, as in the paper."""
-    if value is None:
-        return "–"
-    return f"{value:.2f}" if unit == "%" else f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
-
-
-def row_texts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Per cell: row, column, the paper's number, ours with its interval; then the rows that are only quoted."""
-    texts = []
-    for row in results["rows"]:
-        for cell in row["cells"]:
-            paper, ours = show(cell["paper"], cell["unit"]), show(cell["ours"], cell["unit"])
-            if cell["spread"] is not None:
-                paper += f" ± {cell['spread']:.2f}"
-            if cell["interval"] is not None:
-                ours += f" ({cell['interval'][0]:.1f} to {cell['interval'][1]:.1f})"
-            texts.append((row["name"], cell["column"], paper, ours))
-    units = [cell["unit"] for cell in results["rows"][0]["cells"]]
-    for row in results["quoted"]:
-        for column, value, unit in zip(results["columns"], row["paper"], units, strict=True):
-            texts.append((row["name"], column, show(value, unit), "not run"))
-    return texts
 
 
 def _markdown(results: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Algorithm 2: train the denoiser against the fitted kernel."""
+"""Algorithm 2: train the denoiser against a kernel and the classifier."""
 
 from collections.abc import Callable
 

@@ -35,6 +35,7 @@ from twoprong.storage import file_sha256, fingerprint, load_tensors, save_tensor
 
 FORMAT = 2
 READABLE = (1, FORMAT)  # in format 1 no tensor was packed
+BEFORE = {"kernel": {"projections": [0]}, "denoiser": {"guide": "detector"}}  # as it was before there was a choice
 MANIFEST = "manifest.json"
 CARD = "README.md"
 TENSOR_FILES = ("classifier.safetensors", "detector.safetensors", "denoiser.safetensors")
@@ -136,11 +137,7 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
     root = find(path)
     manifest = read_manifest(root)
     try:
-        if manifest["format"] == 1:  # it had no projections to choose from
-            manifest["config"].get("kernel", {}).setdefault("projections", [0])
-        if isinstance(denoiser := manifest["config"].get("denoiser"), dict):
-            denoiser.setdefault("guide", "detector")  # as it was before there was a choice
-        config = parse_config(manifest["config"])
+        config = parse_config(_with_older_settings(manifest["config"]))
     except ConfigError as error:
         raise BundleError(f"{root / MANIFEST}: settings that this version does not know ({error})") from error
     classifier = _classifier(root, manifest["classifier"], classifier)
@@ -158,6 +155,12 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
     _fill(denoiser, root / "denoiser.safetensors")
     denoiser = channels_last(denoiser).requires_grad_(False)
     return Parts(classifier, detector, denoiser, config, features if source == "callable" else source, manifest["about"])
+
+
+def _with_older_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """A manifest's settings, and what it was fitted by where it is older than a setting whose default is another."""
+    older = {name: BEFORE[name] | config[name] for name in BEFORE if isinstance(config.get(name), dict)}
+    return config | older
 
 
 def _feature_source(root: Path, named: Any) -> str | tuple[str, ...] | None:

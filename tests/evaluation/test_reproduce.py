@@ -131,9 +131,9 @@ def test_the_whole_share_is_the_attack_itself(runs):
 def test_the_same_thing_is_not_made_twice(runs):
     work = runs[0] / "work"
     # Natural, surrogate and four adversarially trained classifiers; fits: the standard one, the same once more for its
-    # seconds, two other alphas, one without noise, and one around each adversarially trained classifier.
+    # seconds, two other alphas, one without noise, one with the authors', one around each adversarially trained classifier.
     assert len(list((work / "classifiers").iterdir())) == 6
-    assert len(list((work / "bundles").iterdir())) == 9
+    assert len(list((work / "bundles").iterdir())) == 10
 
 
 def test_bundles_serve(runs, digits):
@@ -232,17 +232,27 @@ def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
 
 
 def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits):
-    results = reproduce("table1-linf", "smoke", digits, tmp_path, only="wrn-70", images=10)
+    results = reproduce("table1-linf", "smoke", digits, tmp_path, only=["wrn-70"], images=10)
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
     left, *_ = results["quoted"]
     assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
     with pytest.raises(InputError, match="one of DAD, WRN-28-10; DAD, WRN-70-16"):
-        reproduce("table1-linf", "smoke", digits, tmp_path / "other", only="wrn-34")
+        reproduce("table1-linf", "smoke", digits, tmp_path / "other", only=["wrn-70", "wrn-34"])
+
+
+def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(tmp_path, digits):
+    chosen = {"only": ["denoiser only"], "columns": ["l2", "CLEAN"]}
+    results = reproduce("two-pronged", "smoke", digits, tmp_path, images=10, **chosen)
+    assert results["columns"] == ["Clean", "PGD+EOT l2"]
+    assert [(cell["paper"], cell["spread"]) for cell in cells_of(results)] == [(85.07, 0.16), (85.01, 0.50)]
+    assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37]}]
+    with pytest.raises(InputError, match=r"--column 'l1': expected a part of a name, one of Clean; PGD\+EOT linf; PGD"):
+        reproduce("two-pronged", "smoke", digits, tmp_path / "other", columns=["l1"])
 
 
 def test_settings_reach_every_fit_but_not_over_those_of_a_row(tmp_path, digits):
     asked = ["denoiser.noise=clamped", "denoiser.alpha=0.5"]
-    results = reproduce("alpha", "smoke", digits, tmp_path, only="0.05", images=10, assignments=asked)
+    results = reproduce("alpha", "smoke", digits, tmp_path, only=["0.05"], images=10, assignments=asked)
     assert results["config"]["denoiser"]["noise"] == "clamped"
     fitted = tp.load(tmp_path / cells_of(results)[0]["bundle"]).config.denoiser
     assert (fitted.noise, fitted.alpha) == ("clamped", 0.05)

@@ -44,7 +44,14 @@ def reproduce(
     held_out: Annotated[
         Path | None, typer.Option(help="A directory like --data of images that the classifier was not trained on.")
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Run only the rows whose names hold this.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Run only the rows whose names hold this, and quote the others; may be repeated."),
+    ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--column", help="Run only the columns whose names hold this; may be repeated."),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of every fit, such as denoiser.noise=clamped; may be repeated."),
@@ -78,7 +85,8 @@ def reproduce(
             folder,
             work=work,
             resume=resume,
-            only=only,
+            only=only or (),
+            columns=columns or (),
             assignments=assignments or (),
             images=images,
             classifier=classifier,

@@ -6,6 +6,7 @@ The files are in `paper/`: one per table, and `scales.toml` with what they share
 
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import resources
@@ -126,6 +127,31 @@ class Experiment(Settings):
 
     def scale(self, name: str) -> Scale:
         return self.smoke if name == "smoke" else self.full
+
+    def narrowed(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> "Experiment":
+        """Only the rows and columns whose names hold one of these texts; none given: all. Other rows are quoted."""
+        asked = _holding([row.name for row in self.rows], rows, "--only")
+        places = _holding([column.name for column in self.columns], columns, "--column")
+
+        def kept(numbers: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(numbers[place] for place in places) if numbers else ()
+
+        left = [Quoted(name=row.name, paper=row.paper) for n, row in enumerate(self.rows) if n not in asked and row.paper]
+        run = [
+            row.model_copy(update={"paper": kept(row.paper), "spread": kept(row.spread)})
+            for row in (self.rows[place] for place in asked)
+        ]
+        quoted = [row.model_copy(update={"paper": kept(row.paper)}) for row in (*left, *self.quoted)]
+        columns_left = tuple(self.columns[place] for place in places)
+        return self.model_copy(update={"columns": columns_left, "rows": tuple(run), "quoted": tuple(quoted)})
+
+
+def _holding(names: Sequence[str], texts: Sequence[str], option: str) -> list[int]:
+    """The places of the names that hold one of the texts; all where there are none."""
+    for text in texts:
+        if not any(text.lower() in name.lower() for name in names):
+            raise InputError(f"{option} {text!r}: expected a part of a name, one of {'; '.join(names)}")
+    return [place for place, name in enumerate(names) if not texts or any(text.lower() in name.lower() for text in texts)]
 
 
 def spec_of(row: Row, column: Column, scale: Scale, classifier: str | None = None) -> Spec:

@@ -15,7 +15,7 @@ from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.comparison import row_texts, write_comparison
-from twoprong.evaluation.experiment import Quoted, Row, Spec, load_experiment, printed, spec_of
+from twoprong.evaluation.experiment import Row, Spec, load_experiment, printed, spec_of
 from twoprong.evaluation.made import made_with
 from twoprong.evaluation.measure import partition
 from twoprong.evaluation.store import Store
@@ -40,7 +40,8 @@ def reproduce(
     *,
     work: Path | None = None,
     resume: bool = False,
-    only: str | None = None,
+    only: Sequence[str] = (),
+    columns: Sequence[str] = (),
     assignments: Sequence[str] = (),
     images: int | None = None,
     classifier: str | None = None,
@@ -56,11 +57,11 @@ def reproduce(
     Beside it: `results.md`, `report.html`, `bundles/` with every defence that was measured, `work/` with finished pieces.
     With `resume` a killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work`
     (`out/work` where it is not given) under digests of all they depend on, so experiments that share it do not make them
-    twice. `only` chooses the rows whose names hold it; `assignments` change the settings of every fit, where its row does
-    not; `images` are how many are attacked; `classifier` is protected instead of the paper's; `trained` gives it
-    ready-made. Training and attacks compute in `precision`; scores are float32.
+    twice. `only` and `columns` choose the rows and columns whose names hold one of these; `assignments` change the settings
+    of every fit, where its row does not; `images` are how many are attacked; `classifier` is protected instead of the
+    paper's; `trained` gives it ready-made. Training and attacks compute in `precision`; scores are float32.
     """
-    experiment = load_experiment(name)
+    experiment = load_experiment(name).narrowed(only, columns)
     chosen = experiment.scale(scale)
     chosen = chosen.model_copy(update={"set": (*chosen.set, *assignments)})
     if images is not None:
@@ -70,12 +71,7 @@ def reproduce(
     if not resume and ((out / "work").exists() or (out / "results.json").exists()):
         raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
     shop = Workshop(work or out / "work", data, chosen, seed, trained, held_out, precision, progress)
-    asked = [row for row in experiment.rows if only is None or only.lower() in row.name.lower()]
-    if not asked:
-        known = "; ".join(row.name for row in experiment.rows)
-        raise InputError(f"only {only!r}: expected a part of a row's name, one of {known}")
-    quoted: list[Row | Quoted] = [*(row for row in experiment.rows if row not in asked), *experiment.quoted]
-    grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in asked]
+    grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in experiment.rows]
     for spec in (spec for line in grid for spec in line):
         chosen.config(spec, seed)  # settings that are wrong are said before anything is made
     specs = [spec.model_dump() for line in grid for spec in line]
@@ -84,7 +80,7 @@ def reproduce(
     key = fingerprint(specs, given, settings, shop.data_key, data.test.images, data.test.labels)
     cells = Store(out / "work" / "cells", key, resume=True)
     started, rows = time.perf_counter(), list[dict[str, Any]]()
-    for row in asked:
+    for row in experiment.rows:
         measured = []
         for number, column in enumerate(experiment.columns):
             spec, place = grid[len(rows)][number], f"{len(rows):03d}-{number:03d}"
@@ -104,7 +100,8 @@ def reproduce(
         "columns": [column.name for column in experiment.columns],
         "rows": rows,
         "quoted": [
-            {"name": row.name, "paper": [printed(row.paper, n) for n, _ in enumerate(experiment.columns)]} for row in quoted
+            {"name": row.name, "paper": [printed(row.paper, n) for n, _ in enumerate(experiment.columns)]}
+            for row in experiment.quoted
         ],
         "run": {
             "seed": seed,

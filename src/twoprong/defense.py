@@ -181,7 +181,8 @@ class Defense(nn.Module):
         """
         source, denoiser = self.features.source, cast(DUNet, fast(self.denoiser, compiler))
         # A layer's output can only be listened to where nothing is compiled away.
-        classifier = fast(self.classifier, compiler) if source is None else HalfPrecision(self.classifier)
+        apart = source is None or callable(source)
+        classifier = fast(self.classifier, compiler) if apart else HalfPrecision(self.classifier)
         named: FeatureSource = source
         if isinstance(source, str):
             named = f"network.{source}"

@@ -72,8 +72,8 @@ def fit(
         folder = None if work is None else Path(work)
 
         quick = extract
-        if precision == "bf16" and extract.source is None:
-            quick = Features(fast(classifier, compiler_for(precision, data.images)))
+        if precision == "bf16" and (extract.source is None or callable(extract.source)):
+            quick = Features(fast(classifier, compiler_for(precision, data.images)), extract.source)
         hard = craft(quick.classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
         clean_sample, hard_sample = sample(extract, parts.kernel.images), sample(extract, hard)
         kernel = guide = fit_kernel(clean_sample, hard_sample, config.kernel, config.seed, progress)

@@ -131,9 +131,9 @@ def test_the_whole_share_is_the_attack_itself(runs):
 def test_the_same_thing_is_not_made_twice(runs):
     work = runs[0] / "work"
     # Natural, surrogate and four adversarially trained classifiers; fits: the standard one, the same once more for its
-    # seconds, two other alphas, one without noise, one with the authors', one around each adversarially trained classifier.
+    # seconds, two other alphas, one without noise, two with the authors', one around each adversarially trained classifier.
     assert len(list((work / "classifiers").iterdir())) == 6
-    assert len(list((work / "bundles").iterdir())) == 10
+    assert len(list((work / "bundles").iterdir())) == 11
 
 
 def test_bundles_serve(runs, digits):
@@ -144,7 +144,13 @@ def test_bundles_serve(runs, digits):
     only = tp.load(folder / "two-pronged" / "bundles" / "cnn-threshold=-10")
     assert only(digits.test.images[:20]).adversarial
     assert tp.load(folder / "threshold" / "bundles" / "cnn-threshold=0.5").threshold(100) == 0.5
-    assert tp.load(folder / "noise" / "bundles" / "cnn-denoiser.sigma=0").config.denoiser.sigma == 0
+    noisy = folder / "noise" / "bundles"
+    assert tp.load(noisy / "cnn-denoiser.sigma=0").config.denoiser.sigma == 0
+    # At smoke scale the other classifier whose features are seen is the protected one: the same statistic by another way.
+    own = tp.load(noisy / "cnn-denoiser.noise=clamped")
+    other = tp.load(noisy / "cnn-denoiser.noise=clamped-features-of-cnn", features=own.classifier.features)
+    seen = [one(digits.test.images[:50]).statistic for one in (own, other)]
+    assert seen[0] == pytest.approx(seen[1], rel=1e-4)
 
 
 def count_calls(monkeypatch, owner, name):

@@ -44,6 +44,7 @@ class Spec(Settings):
     classifier: str = "wrn-28-10"  # what is protected
     robust: str | None = None  # how it is trained adversarially, one of robust.METHODS; None: naturally
     set: tuple[str, ...] = ()  # settings of the fit, as on the command line: "denoiser.alpha=0.05"
+    extractor: str | None = None  # the classifier whose features kernels see; None: the protected one
     threshold: Number | None = None  # a constant instead of the calibrated thresholds, put in after the fit
     bare: bool = False  # the classifier alone is measured and attacked
     fresh: bool = False  # fitted in one go, by itself, so that its seconds are those of a whole fit
@@ -84,7 +85,7 @@ class Scale(Settings):
     images: Count  # attacked, the first of the test images; clean accuracy is over all
     draws: Count  # of the noise, on which an attacked batch is scored
     classifier: str | None = None  # instead of every classifier that is protected
-    surrogate: str | None = None  # instead of every surrogate
+    surrogate: str | None = None  # instead of every surrogate and every extractor
     set: tuple[str, ...] = ()  # settings of every fit
     limits: dict[str, Count] = Field(default_factory=dict)
     stretch: dict[str, Positive] = Field(default_factory=dict)
@@ -161,8 +162,7 @@ def spec_of(row: Row, column: Column, scale: Scale, classifier: str | None = Non
         given |= part.model_dump(exclude_unset=True, exclude={"name", "paper", "spread"})
     if instead := classifier or scale.classifier:
         given["classifier"] = instead
-    if scale.surrogate and given.get("surrogate"):
-        given["surrogate"] = scale.surrogate
+    given |= {part: scale.surrogate for part in ("surrogate", "extractor") if scale.surrogate and given.get(part)}
     return Spec.model_validate(given)
 
 

@@ -21,6 +21,8 @@ from twoprong.defense import Defense, load
 from twoprong.evaluation.accelerated import accelerated
 from twoprong.evaluation.experiment import Scale, Spec
 from twoprong.evaluation.store import Store
+from twoprong.models.featured import Featured
+from twoprong.models.features import FeatureSource
 from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.recipe import CHECKPOINTS, fit, train_named
@@ -75,7 +77,8 @@ class Workshop:
 
     def subject(self, spec: Spec) -> Subject:
         """What the cell measures."""
-        key = fingerprint(spec.model_dump(include={"classifier", "robust", "set", "threshold", "bare", "fresh"}))
+        parts = {"classifier", "robust", "set", "extractor", "threshold", "bare", "fresh"}
+        key = fingerprint(spec.model_dump(include=parts))
         if key not in self._made:
             self._made[key] = self._protected(spec)[0] if spec.bare else self.defense(spec)
         return cast(Subject, self._made[key])
@@ -90,12 +93,14 @@ class Workshop:
         """The fitted defence; its `about` says how long the fit took. A constant threshold costs no fit of its own."""
         config = self.scale.config(spec, self.seed)
         classifier, work = self._protected(spec)
-        key = fingerprint(classifier, self.data_key, config.model_dump(), spec.fresh, self.precision)[:16]
+        others = [self._classifier(spec.extractor, config, None)[0]] if spec.extractor else []
+        key = fingerprint(classifier, self.data_key, config.model_dump(), spec.fresh, self.precision, *others)[:16]
+        features = cast(Featured, others[0]).features if others else None
         if key not in self._made:
             bundle = self.folder / "bundles" / key
             if not bundle.exists():
-                self._fit(classifier, config, None if spec.fresh else work, bundle)
-            self._made[key] = load(bundle, classifier, device=self.data.train.images.device)
+                self._fit(classifier, config, features, None if spec.fresh else work, bundle)
+            self._made[key] = load(bundle, classifier, features=features, device=self.data.train.images.device)
         made: Defense = self._made[key]
         if spec.threshold is None:
             return made
@@ -172,7 +177,9 @@ class Workshop:
                 )
         return self._made[key], work
 
-    def _fit(self, classifier: nn.Module, config: FitConfig, work: Path | None, bundle: Path) -> None:
+    def _fit(
+        self, classifier: nn.Module, config: FitConfig, features: FeatureSource, work: Path | None, bundle: Path
+    ) -> None:
         """Fit, note what it cost, and keep the bundle. With `work` a killed fit goes on, and its seconds are the rest's."""
         device = self.data.train.images.device
         if device.type == "cuda":
@@ -182,6 +189,7 @@ class Workshop:
             classifier,
             self.data.train,
             config=config,
+            features=features,
             held_out=self.held_out,
             work=work,
             resume=True,
@@ -213,5 +221,6 @@ def peak_memory(device: torch.device) -> float:
 
 def variant(spec: Spec) -> str:
     """A name for the cell's defence that can be a directory's."""
-    words = [spec.classifier, spec.robust, *spec.set, spec.threshold is not None and f"threshold={spec.threshold:g}"]
-    return re.sub(r"[^\w.=-]+", "-", "-".join(str(word) for word in (*words, spec.fresh and "fresh") if word))
+    words: list[object] = [spec.classifier, spec.robust, *spec.set, spec.extractor and f"features-of-{spec.extractor}"]
+    words += [spec.threshold is not None and f"threshold={spec.threshold:g}", spec.fresh and "fresh"]
+    return re.sub(r"[^\w.=-]+", "-", "-".join(str(word) for word in words if word))

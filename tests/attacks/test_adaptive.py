@@ -5,12 +5,14 @@ import torch
 
 from twoprong.attacks import ATTACKS, NORMS, Partial
 from twoprong.attacks.evade import Evade, _orthogonal
+from twoprong.attacks.gauge import Gauge, drawn_back, raised
 from twoprong.attacks.greedy import Greedy
 from twoprong.attacks.match import Match
 from twoprong.attacks.paper import Paper
 from twoprong.attacks.partial import Slots
 from twoprong.attacks.pgd import PGD
-from twoprong.attacks.target import Plain, transparent
+from twoprong.attacks.route import RouteAttack
+from twoprong.attacks.target import Plain, PlainOutcome, transparent
 from twoprong.errors import InputError
 from twoprong.seeds import generator
 
@@ -67,6 +69,51 @@ def test_selective_gradients_leave_the_other_function_alone():
     assert (up * loss).sum() > 0
     assert (down * loss).sum().abs() < 1e-4
     assert (down * statistic).sum() < 0
+
+
+def test_a_batch_is_brought_to_either_side_of_the_threshold(defense, classifier, batch):
+    images, labels = batch
+    gauge = Gauge.of(defense, images)
+    loud = PGD(eps=EPS)(classifier, images, labels, generator(0, "pgd")).images
+    assert defense(loud).adversarial
+    back = drawn_back(defense, images, loud, gauge)
+    assert not defense(back).adversarial
+    assert 0 < (back - images).abs().max() < (loud - images).abs().max()
+    assert raised(PGD(eps=EPS), defense, images, loud, gauge) is loud
+    again = raised(PGD(eps=EPS), defense, images, back, gauge)
+    assert defense(again).adversarial
+    assert (again - images).abs().max() <= EPS + 1e-6
+    assert raised(PGD(eps=EPS), Plain(classifier), images, images, Gauge.of(Plain(classifier), images)) is images
+
+
+class TwoPixels:
+    """Tested by one pixel; flagged batches are read by another one, the rest is read well whatever it holds."""
+
+    coupled = True
+
+    def statistic(self, images, reference=None):
+        return images[:, 0, 0, 0].mean() - 0.5
+
+    def threshold(self, size):
+        return 0.05
+
+    def logits(self, images, route=None, draws=1, generator=None):
+        flagged = route == "denoise" or (route is None and self.statistic(images) >= self.threshold(len(images)))
+        other = images[:, 0, 1, 1] - 0.55 if flagged else torch.full((len(images),), -1.0)
+        return torch.stack([torch.zeros_like(other), other], 1)[None]
+
+    def decide(self, images, generator=None):
+        statistic = self.statistic(images).item()
+        return PlainOutcome(self.logits(images)[0], statistic >= self.threshold(len(images)), statistic)
+
+
+def test_route_makes_sure_that_the_batch_meets_the_denoiser():
+    images, labels = torch.full((8, 1, 4, 4), 0.5), torch.zeros(8, dtype=torch.long)
+    quiet = PGD(eps=0.1).climb(TwoPixels(), images, labels, generator(0, "route"), "denoise").images
+    assert not TwoPixels().decide(quiet).adversarial
+    result = RouteAttack(eps=0.1, steps=20)(TwoPixels(), images, labels, generator(0, "route"))
+    assert result.flagged
+    assert result.accuracy == 0
 
 
 def test_greedy_spends_the_slack_and_no_more(defense, classifier, batch):

@@ -192,14 +192,24 @@ def test_who_knows_more_must_not_do_worse(left, status):
 
 
 def test_accuracy_that_rises_with_the_budget_is_caught():
-    def curve(*values):
+    def curve(*values, attack="a"):
         return [
-            {"eps": eps, "attack": "a", "subjects": {"d": {"accuracy": value}}, "batches": []}
+            {"eps": eps, "attack": attack, "subjects": {"d": {"accuracy": value}}, "batches": []}
             for eps, value in zip((0.0, 0.1, 0.2), values, strict=True)
         ]
 
-    assert sanity.monotone(curve(0.9, 0.5, 0.1), {"a": "d"}, 400)["status"] == "passed"
-    assert sanity.monotone(curve(0.9, 0.1, 0.5), {"a": "d"}, 400)["status"] == "failed"
+    falls, rises = curve(0.9, 0.5, 0.1), curve(0.9, 0.1, 0.5)
+    assert sanity.monotone(falls, {"a": "d"}, 400)["status"] == "passed"
+    assert sanity.monotone(rises, {"a": "d"}, 400)["status"] == "failed"
+    # An attack may be erratic where another one is not, but not where both are, and not if the other attacks someone else.
+    better, worse = curve(0.9, 0.1, 0.1, attack="b"), curve(0.9, 0.2, 0.4, attack="b")
+    covered = sanity.monotone([*rises, *better], {"a": "d", "b": "d"}, 400)
+    assert covered["status"] == "passed"
+    assert "a alone: 10.0% at 0.1, 50.0% at 0.2" in covered["detail"]
+    assert sanity.monotone([*rises, *worse], {"a": "d", "b": "d"}, 400)["status"] == "failed"
+    for entry in better:
+        entry["subjects"]["e"] = entry["subjects"]["d"]
+    assert sanity.monotone([*rises, *better], {"a": "d", "b": "e"}, 400)["status"] == "failed"
 
 
 def test_noise_that_does_much_to_the_classifier_is_caught():
@@ -233,6 +243,11 @@ def test_twice_the_effort_must_change_little(images, after, status):
     found = sanity.converged(item, score)
     assert found["status"] == status
     assert set(found["values"]["after"]) == {"20 steps", "2 draws", "2 restarts"}
+
+
+def test_where_nothing_is_left_more_effort_has_nothing_to_find():
+    item = Item("pgd", "bare", PGD(eps=EPS, steps=10))
+    assert sanity.converged(item, lambda attack: [float(attack != item.attack)] * 50)["status"] == "passed"
 
 
 def test_false_alarms_above_what_was_asked_for_are_caught():

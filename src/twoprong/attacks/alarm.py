@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack
-from twoprong.attacks.evade import Gauge
+from twoprong.attacks.gauge import Gauge, statistic_gradient
 from twoprong.attacks.target import Target
 
 CLEAR = 0.5  # this far above the threshold, in units of its scale, the batch is flagged beyond doubt
@@ -34,12 +34,9 @@ class Alarm(Attack):
         for _ in range(self.restarts):
             x = self.start(images, True, generator)
             for last in [*[False] * self.steps, True]:
-                with torch.enable_grad():
-                    leaf = x.detach().requires_grad_()
-                    statistic = target.statistic(leaf)
-                    (gradient,) = torch.autograd.grad(statistic, leaf)
-                if statistic.item() > highest:
-                    loudest, highest = x, statistic.item()
+                statistic, gradient = statistic_gradient(target, x)
+                if statistic > highest:
+                    loudest, highest = x, statistic
                 if (highest - gauge.threshold) / gauge.scale > CLEAR:
                     return loudest
                 if not last:

@@ -1,21 +1,20 @@
 """`evade`: be misclassified on the clean route, and pass the test."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best, loss_gradient
+from twoprong.attacks.gauge import Gauge, drawn_back, statistic_gradient
 from twoprong.attacks.losses import LOSSES, Loss, mean_margin
 from twoprong.attacks.target import Target
-
-AIM = 0.9  # stay below this share of the threshold, so that rounding does not flag the batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evade(Attack):
-    """Ascend the loss of the clean route with the statistic held below the threshold t; the best unflagged iterate is kept.
+    """Ascend the loss of the clean route with the statistic held below the threshold t; the best unflagged iterate is kept,
+    or the last one drawn back towards the clean images until it passes.
 
     Three ways, each with CE and margin: a Lagrangian, loss - λ·relu((statistic - 0.9·t)/t), for every λ of `penalties`;
     the same with a negative λ, which asks to be flagged and ascends the loss of the denoiser's route instead; and selective
@@ -59,7 +58,7 @@ class Evade(Attack):
             gradient, score, _ = loss_gradient(
                 target, x, labels, loss, generator, "clean" if hide else "denoise", 1 if hide else self.draws
             )
-            statistic, slope = _statistic(target, x)
+            statistic, slope = statistic_gradient(target, x)
             if (statistic < gauge.threshold) == hide:
                 best.offer(x, score)
             gradient, excess = gradient / len(images), gauge.excess(statistic)
@@ -69,37 +68,13 @@ class Evade(Attack):
                 gradient = gradient - penalty * slope / gauge.scale
             x = self.move(x, gradient, step, images)
         with torch.no_grad():
-            if (target.statistic(x).item() < gauge.threshold) == hide:
+            passes = target.statistic(x).item() < gauge.threshold
+            if hide and not passes and not best.score.isfinite().any():
+                x, passes = drawn_back(target, images, x, gauge), True
+            if passes == hide:
                 logits = target.logits(x, "clean" if hide else "denoise", self.draws, generator)
                 best.offer(x, mean_margin(logits, labels))
         return best.images
-
-
-class Gauge(NamedTuple):
-    """How far a statistic is above where it should be, in units of the threshold (or of the clean batch's statistic)."""
-
-    threshold: float
-    scale: float
-
-    @classmethod
-    def of(cls, target: Target, images: Tensor) -> "Gauge":
-        threshold = target.threshold(len(images))
-        if threshold == float("inf"):
-            return cls(threshold, 1.0)
-        with torch.no_grad():
-            return cls(threshold, max(abs(threshold), abs(target.statistic(images).item()), 1e-6))
-
-    def excess(self, statistic: "float | Tensor") -> Any:
-        """Positive when the statistic is above the threshold less a tenth of the scale."""
-        return (statistic - self.threshold) / self.scale + (1 - AIM)
-
-
-def _statistic(target: Target, images: Tensor) -> tuple[float, Tensor]:
-    """The statistic and its gradient in the images."""
-    with torch.enable_grad():
-        leaf = images.detach().requires_grad_()
-        statistic = target.statistic(leaf)
-        return statistic.item(), torch.autograd.grad(statistic, leaf)[0]
 
 
 def _orthogonal(loss: Tensor, statistic: Tensor, passing: bool) -> Tensor:

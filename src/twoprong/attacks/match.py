@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best
-from twoprong.attacks.evade import Gauge
+from twoprong.attacks.gauge import Gauge, drawn_back
 from twoprong.attacks.losses import margin, mean_margin
 from twoprong.attacks.target import Target, Transparent, transparent
 
@@ -17,7 +17,8 @@ class Match(Attack):
 
     It ascends w·min(margin, κ) - |φ(x) - φ(r)|² / d² - λ·relu((statistic - 0.9·t)/t), where r is an image that is
     classified into the wanted class (from the reference; from the batch where there is none) and d the first distance, once
-    for every (w, λ) of `weights`. The best unflagged iterate of each run is kept, or the last one where none passes.
+    for every (w, λ) of `weights`. The best unflagged iterate of each run is kept; where none passes, the last one, and that
+    drawn back towards the clean images until it does.
     """
 
     steps: int = 60
@@ -29,11 +30,12 @@ class Match(Attack):
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         inside = transparent(target)
         wanted = self._models(inside, images, labels, generator)
-        best = Best(target, images)
+        best, gauge = Best(target, images), Gauge.of(target, images)
         for weight, penalty in self.weights:
-            found = self._run(inside, images, labels, wanted, weight, penalty, generator)
-            with torch.no_grad():
-                best.offer(found, mean_margin(target.logits(found, None, self.draws, generator), labels))
+            found, passes = self._run(inside, images, labels, wanted, weight, penalty, gauge, generator)
+            for one in [found] if passes else [found, drawn_back(target, images, found, gauge)]:
+                with torch.no_grad():
+                    best.offer(one, mean_margin(target.logits(one, None, self.draws, generator), labels))
         return best.images
 
     def _run(
@@ -44,10 +46,11 @@ class Match(Attack):
         wanted: Tensor,
         weight: float,
         penalty: float,
+        gauge: Gauge,
         generator: torch.Generator | None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, bool]:
+        """One run; whether what it found passes the test."""
         step = 2.5 * self.eps / self.steps if self.step is None else self.step
-        gauge = Gauge.of(target, images)
         unflagged, x = Best(target, images), self.start(images, True, generator)
         first: Tensor | None = None
         for _ in range(self.steps):
@@ -66,7 +69,8 @@ class Match(Attack):
         with torch.no_grad():
             if target.statistic(x).item() < gauge.threshold:
                 unflagged.offer(x, margin(target.logits(x, "clean")[0], labels))
-        return unflagged.images if unflagged.score.isfinite().all() else x
+        passes = bool(unflagged.score.isfinite().all())
+        return unflagged.images if passes else x, passes
 
     @torch.no_grad()
     def _models(self, target: Transparent, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:

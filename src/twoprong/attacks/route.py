@@ -1,4 +1,4 @@
-"""`route`: through noise, denoiser and classifier as if there were no detector."""
+"""`route`: through noise, denoiser and classifier, which is where a flagged batch goes."""
 
 from dataclasses import dataclass, replace
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best
+from twoprong.attacks.gauge import Gauge, raised
 from twoprong.attacks.losses import LOSSES, mean_margin
 from twoprong.attacks.pgd import PGD
 from twoprong.attacks.target import Target
@@ -13,7 +14,11 @@ from twoprong.attacks.target import Target
 
 @dataclass(frozen=True, kw_only=True)
 class RouteAttack(Attack):
-    """PGD+EOT on the denoiser's route, once per loss (CE, margin, DLR); the batch that does best when deployed is kept."""
+    """PGD+EOT on the denoiser's route as if there were no test, once per loss (CE, margin, DLR).
+
+    What the test would let pass never meets the denoiser: such a batch is also tried with its statistic raised until it is
+    flagged. The batch that does best when deployed is kept.
+    """
 
     steps: int = 40
     step: float | None = None
@@ -24,9 +29,11 @@ class RouteAttack(Attack):
         climber = PGD(
             eps=self.eps, norm=self.norm, steps=self.steps, step=self.step, restarts=self.restarts, draws=self.draws
         )
-        best = Best(target, images)
+        best, gauge = Best(target, images), Gauge.of(target, images)
         for loss in LOSSES:
-            found = replace(climber, loss=loss).climb(target, images, labels, generator, route="denoise").images
-            with torch.no_grad():
-                best.offer(found, mean_margin(target.logits(found, None, self.draws, generator), labels))
+            quiet = replace(climber, loss=loss).climb(target, images, labels, generator, route="denoise").images
+            loud = raised(self, target, images, quiet, gauge)
+            for found in [quiet] if loud is quiet else [quiet, loud]:
+                with torch.no_grad():
+                    best.offer(found, mean_margin(target.logits(found, None, self.draws, generator), labels))
         return best.images

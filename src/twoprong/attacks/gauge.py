@@ -1,0 +1,63 @@
+"""The test as attacks see it: how far a batch is from being flagged, and how to bring it to the wanted side."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from twoprong.attacks.base import Attack
+from twoprong.attacks.target import Target
+
+AIM = 0.9  # stay below this share of the threshold, so that rounding does not flag the batch
+HALVINGS = 6  # of the way back to the clean images
+PUSHES = 20  # steps, of a twentieth of the budget each, in which a batch is to become conspicuous
+
+
+class Gauge(NamedTuple):
+    """How far a statistic is above where it should be, in units of the threshold (or of the clean batch's statistic)."""
+
+    threshold: float
+    scale: float
+
+    @classmethod
+    def of(cls, target: Target, images: Tensor) -> "Gauge":
+        threshold = target.threshold(len(images))
+        if threshold == float("inf"):
+            return cls(threshold, 1.0)
+        with torch.no_grad():
+            return cls(threshold, max(abs(threshold), abs(target.statistic(images).item()), 1e-6))
+
+    def excess(self, statistic: "float | Tensor") -> Any:
+        """Positive when the statistic is above the threshold less a tenth of the scale."""
+        return (statistic - self.threshold) / self.scale + (1 - AIM)
+
+
+def statistic_gradient(target: Target, images: Tensor) -> tuple[float, Tensor]:
+    """The statistic and its gradient in the images."""
+    with torch.enable_grad():
+        leaf = images.detach().requires_grad_()
+        statistic = target.statistic(leaf)
+        return statistic.item(), torch.autograd.grad(statistic, leaf)[0]
+
+
+@torch.no_grad()
+def drawn_back(target: Target, images: Tensor, found: Tensor, gauge: Gauge) -> Tensor:
+    """An attacked batch on its way back to the clean one, where it passes the test; found by bisection."""
+    passing, flagged = 0.0, 1.0
+    for _ in range(HALVINGS):
+        share = (passing + flagged) / 2
+        if gauge.excess(target.statistic(images + share * (found - images)).item()) < 0:
+            passing = share
+        else:
+            flagged = share
+    return images + passing * (found - images)
+
+
+def raised(attack: Attack, target: Target, images: Tensor, found: Tensor, gauge: Gauge) -> Tensor:
+    """An attacked batch with its statistic raised in small steps until it is flagged; itself where it is, or none can be."""
+    for _ in range(PUSHES if gauge.threshold < float("inf") else 0):
+        statistic, slope = statistic_gradient(target, found)
+        if gauge.excess(statistic) > 2 * (1 - AIM):
+            break
+        found = attack.move(found, slope, attack.eps / PUSHES, images)
+    return found

@@ -196,8 +196,9 @@ def _measured(cell: dict[str, Any], beside: Sequence[Run]) -> list[str]:
     paper = _number(cell["paper"], cell["unit"]) + (f" ± {cell['spread']:.2f}" if cell["spread"] is not None else "")
     subject = "bare" if cell["spec"].get("bare") else "defense"
     strong = [_left(run.results["worst_case"][subject]) for run in beside if belongs(cell, run)]
+    reads = cell.get("surrogate_accuracy")
     return [
-        _cell(cell["column"]),
+        _cell(cell["column"]) + ("" if reads is None else f" (reads {reads:.1f} %)"),
         paper,
         _number(cell["ours"], cell["unit"]),
         "–" if cell["interval"] is None else f"{cell['interval'][0]:.1f}–{cell['interval'][1]:.1f}",

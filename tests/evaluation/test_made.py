@@ -22,4 +22,7 @@ def test_the_commit_is_the_source_trees(monkeypatch):
     if head.returncode == 0 and commit is not None:
         assert head.stdout.startswith(commit.removesuffix("-dirty"))
     monkeypatch.setenv("PATH", "")  # no git, no commit, no error
+    monkeypatch.delenv("TWOPRONG_COMMIT", raising=False)
     assert made.made_with(torch.device("cpu"))["commit"] is None
+    monkeypatch.setenv("TWOPRONG_COMMIT", "0123456789ab")  # who copied the tree may say what it is a copy of
+    assert made.made_with(torch.device("cpu"))["commit"] == "0123456789ab"

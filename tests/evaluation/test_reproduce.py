@@ -19,6 +19,7 @@ from twoprong.evaluation.comparison import show
 from twoprong.evaluation.experiment import NAMES, Experiment, Spec, load_experiment, spec_of
 from twoprong.evaluation.reproduce import reproduce
 from twoprong.evaluation.workshop import Workshop
+from twoprong.models.train import accuracy
 from twoprong.models.zoo import build
 from twoprong.robust import METHODS
 from twoprong.seeds import initialised
@@ -227,6 +228,11 @@ def test_a_surrogate_is_another_classifier(runs, digits):
     shop = Workshop(runs[0] / "work", digits, load_experiment("transfer").smoke, 0)
     spec = Spec(classifier="cnn", surrogate="cnn")
     assert fingerprint(shop.surrogate(spec)) != fingerprint(shop.subject(Spec(classifier="cnn", bare=True)))
+    reads = 100 * accuracy(shop.surrogate(spec), digits.test)
+    results = results_of(runs, "transfer")
+    assert {cell["surrogate_accuracy"] for cell in cells_of(results)} == {reads}
+    assert f"| WRN-70-16 (reads {reads:.1f} %) |" in (runs[0] / "transfer" / "results.md").read_text()
+    assert {cell["surrogate_accuracy"] for cell in cells_of(results_of(runs, "alpha"))} == {None}
 
 
 def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):

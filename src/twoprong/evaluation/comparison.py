@@ -14,7 +14,7 @@ def write_comparison(results: dict[str, Any], path: Path) -> None:
     """Write the page; it needs no network, no script and no other file."""
     rows = [{"name": row["name"], "cells": row["cells"], "figure": _figure(row)} for row in results["rows"]]
     environment = templates()
-    environment.filters["show"] = show
+    environment.filters |= {"show": show, "column_text": column_text}
     page = environment.get_template("reproduction.html.j2").render(results=results, rows=rows, printed=_printed(results))
     write_atomic(path, lambda file: file.write_text(page, encoding="utf-8"))
 
@@ -24,6 +24,12 @@ def show(value: float | None, unit: str = "%") -> str:
     if value is None:
         return "–"
     return f"{value:.2f}" if unit == "%" else f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+
+
+def column_text(cell: dict[str, Any]) -> str:
+    """The column's name; of one that is a classifier on which attacks are made, also how well that reads clean images."""
+    reads = cell.get("surrogate_accuracy")  # results of before have none
+    return cell["column"] + ("" if reads is None else f" (reads {reads:.1f} %)")
 
 
 def row_texts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -36,7 +42,7 @@ def row_texts(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
                 paper += f" ± {cell['spread']:.2f}"
             if cell["interval"] is not None:
                 ours += f" ({cell['interval'][0]:.1f} to {cell['interval'][1]:.1f})"
-            texts.append((row["name"], cell["column"], paper, ours))
+            texts.append((row["name"], column_text(cell), paper, ours))
     units = [cell["unit"] for cell in results["rows"][0]["cells"]]
     for row in results["quoted"]:
         for column, value, unit in zip(results["columns"], row["paper"], units, strict=True):

@@ -19,7 +19,7 @@ def made_with(device: torch.device) -> dict[str, Any]:
         "twoprong": metadata.version("twoprong"),
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": _commit(),
+        "commit": _commit() or os.environ.get("TWOPRONG_COMMIT"),
         "platform": platform.system(),
         "device": name,
         "threads": torch.get_num_threads(),

@@ -141,6 +141,7 @@ def _measure(shop: Workshop, spec: Spec, out: Path) -> dict[str, Any]:
         "batch_size": None,
         "flagged": None,
         "attack": None,
+        "surrogate_accuracy": None,
         "seconds": time.perf_counter() - start,
         **found,
         "classifier": spec.classifier,
@@ -176,6 +177,7 @@ def _attacked(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
     return {
         **_tally(judged, min(spec.batch_size, shop.scale.images, len(shop.data.test))),
         "attack": {"name": spec.attack, **asdict(shop.scale.attack(spec))},
+        "surrogate_accuracy": 100 * shop.surrogate_accuracy(spec) if spec.surrogate else None,
         "seconds": crafting + scoring,
     }
 

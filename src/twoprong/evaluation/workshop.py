@@ -24,6 +24,7 @@ from twoprong.evaluation.store import Store
 from twoprong.models.featured import Featured
 from twoprong.models.features import FeatureSource
 from twoprong.models.precision import Precision
+from twoprong.models.train import accuracy
 from twoprong.progress import Progress, silent
 from twoprong.recipe import CHECKPOINTS, fit, train_named
 from twoprong.robust import train_robust
@@ -88,6 +89,14 @@ class Workshop:
         assert spec.surrogate is not None
         config = self.scale.config(spec, self.seed)
         return self._classifier(spec.surrogate, config.model_copy(update={"seed": self.seed + 1}), None)[0]
+
+    def surrogate_accuracy(self, spec: Spec) -> float:
+        """What the surrogate reads of the clean test images: attacks made on one that reads little say little."""
+        key = f"accuracy of {spec.surrogate}"
+        if key not in self._made:
+            with torch.no_grad():
+                self._made[key] = accuracy(self.surrogate(spec), self.data.test)
+        return cast(float, self._made[key])
 
     def defense(self, spec: Spec) -> Defense:
         """The fitted defence; its `about` says how long the fit took. A constant threshold costs no fit of its own."""

@@ -162,7 +162,7 @@ def test_the_papers_main_table_stands_without_its_quoted_rows(tree):
     page = tree / "README.md"
     page.write_text(page.read_text() + "<!-- table: table1 -->\n<!-- end -->\n")
     text = tables.filled(tree)["README.md"].split("<!-- table: table1 -->")[1]
-    assert "| DAD | attacked, ℓ∞ 8/255 | 67.53 ± 1.07 | 65.43 (60.0–70.1) | 12.3 % (6.2–22.3) | 1,000 |" in text
+    assert "| DAD | attacked, ℓ∞ 8/255 | 67.53 ± 1.07 | 65.43 (60.0–70.1) | 12.3 % (6.2–22.3) of 1,000 | 1,000 |" in text
     assert "twoprong reproduce table1-linf" in text
     assert "Other" not in text
 
@@ -193,7 +193,7 @@ def test_the_headline_has_the_papers_attack_and_the_worst_case(tree):
 def test_a_table_of_the_paper_cell_by_cell(tree):
     text = (tree / "docs/reproduce.md").read_text()
     shared = ["60.0–70.1", "1,000", "50 %", "1.5"]
-    for column, ours, strong in (("Clean", "94.44", "–"), ("Robust", "65.43", "12.3 % (6.2–22.3)"), ("l2", "80.00", "–")):
+    for column, ours, strong in (("Clean", "94.44", "–"), ("Robust", "65.43", "12.3 % (6.2–22.3) of 1,000"), ("l2", "80.00", "–")):
         found = row(text, f"DAD | {column}")
         assert found == ["DAD", column, "67.53 ± 1.07", ours, shared[0], strong, *shared[1:]]
     assert row(text, "DAD | 10 %")[5] == "–"  # a tenth of the slots is not what `strong` attacked

@@ -72,7 +72,7 @@ def state(results: Path, home: Path = shipped.HOME) -> dict[str, str]:
                 f"{found['clean']['images']} clean images: {clean['bare']['accuracy']:.1%} bare, "
                 f"{clean['defense']['accuracy']:.1%} defended; {run['images']} attacked in batches of {run['batch_size']}, "
                 f"{run['norm']} {run['eps']:.4g}: in the worst case {worst['per_batch']:.1%} ({low:.1%} to {high:.1%})"
-                + ", an upper bound: the strongest attack had not converged" * not_converged
+                + ", an upper bound: not every attack had converged" * not_converged
                 + f"; sanity checks failed: {', '.join(failed)}" * bool(failed)
             )
     if not said:

@@ -189,13 +189,20 @@ def _table1(published: Published, base: str) -> str:
                 what = f"attacked, {_budget(attack['eps'], attack['norm'])}" if attack else "clean"
                 rows[_cell(row["name"]), what, paper, f"{ours} ({interval})", strong, images] = None
     head = ["", "images", "paper, %", "ours by its attack, % (95 %)", "ours by `strong`", "how many"]
-    return f"{_table(head, list(rows))}\n\n" + "\n".join(f"- {_cell(run.title)}: {_origin(run, base)}" for run in runs)
+    beside = [published.runs[name] for run in runs for names in run.strong.values() for name in names]
+    named = dict.fromkeys(run.name for run in (*runs, *beside))
+    origins = [f"- {_cell(published.runs[name].title)}: {_origin(published.runs[name], base)}" for name in named]
+    return f"{_table(head, list(rows))}\n\n" + "\n".join(origins)
 
 
 def _measured(cell: dict[str, Any], beside: Sequence[Run]) -> list[str]:
     paper = _number(cell["paper"], cell["unit"]) + (f" ± {cell['spread']:.2f}" if cell["spread"] is not None else "")
     subject = "bare" if cell["spec"].get("bare") else "defense"
-    strong = [_left(run.results["worst_case"][subject]) for run in beside if belongs(cell, run)]
+    strong = [
+        f"{_left(run.results['worst_case'][subject])} of {run.results['run']['images']:,}"
+        for run in beside
+        if belongs(cell, run)
+    ]
     reads = cell.get("surrogate_accuracy")
     return [
         _cell(cell["column"]) + ("" if reads is None else f" (reads {reads:.1f} %)"),
@@ -219,7 +226,7 @@ def _origin(run: Run, base: str) -> str:
         failed = ", ".join(check["name"] for check in checks if check["status"] == "failed")
         return f"{origin} **UNRELIABLE: failed checks ({failed}); do not quote these numbers.**"
     if any(check["status"] == "not converged" for check in checks):
-        return f"{origin} Its strongest attack had not converged: read what is left as upper bounds."
+        return f"{origin} Not every attack had converged: read what is left as upper bounds."
     return origin
 
 

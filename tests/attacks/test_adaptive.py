@@ -13,6 +13,7 @@ from twoprong.attacks.partial import Slots
 from twoprong.attacks.pgd import PGD
 from twoprong.attacks.route import RouteAttack
 from twoprong.attacks.target import Plain, PlainOutcome, transparent
+from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.seeds import generator
 
@@ -114,6 +115,58 @@ def test_route_makes_sure_that_the_batch_meets_the_denoiser():
     result = RouteAttack(eps=0.1, steps=20)(TwoPixels(), images, labels, generator(0, "route"))
     assert result.flagged
     assert result.accuracy == 0
+
+
+def test_route_takes_a_batch_that_is_too_small_to_be_tested(defense, digits):
+    patient = Defense(
+        defense.classifier,
+        defense.detector,
+        defense.denoiser,
+        defense.config.model_copy(update={"on_small_batch": "denoise"}),
+    )
+    result = RouteAttack(eps=EPS, steps=2)(patient, digits.test.images[:1], digits.test.labels[:1], generator(0, "one"))
+    assert result.flagged
+
+
+class Narrow(TwoPixels):
+    """Tested by how far the pixels are from grey; what passes is read by one of them, what is flagged is read well."""
+
+    def statistic(self, images, reference=None):
+        return (images - 0.5).abs().mean()
+
+    def threshold(self, size):
+        return 0.03
+
+    def logits(self, images, route=None, draws=1, generator=None):
+        passes = route == "clean" or (route is None and self.statistic(images) < self.threshold(len(images)))
+        other = images[:, 0, 1, 1] - 0.501 if passes else torch.full((len(images),), -1.0)
+        return torch.stack([torch.zeros_like(other), other], 1)[None]
+
+    def embed(self, images):
+        return images.flatten(1)
+
+    def reference_images(self):
+        bright = torch.full((1, 1, 4, 4), 0.5)
+        bright[..., 1, 1] = 0.6
+        return bright
+
+    purify = witness = None
+
+
+@pytest.mark.parametrize("attack", [Evade(eps=0.1, steps=1), Match(eps=0.1, steps=1)], ids=["evade", "match"])
+def test_what_no_iterate_got_past_the_test_is_drawn_back_until_it_passes(attack):
+    images, labels = torch.full((8, 1, 4, 4), 0.5), torch.zeros(8, dtype=torch.long)
+    result = attack(Narrow(), images, labels, generator(0, "back"))  # one step, from corner to corner: always flagged
+    assert not result.flagged
+    assert result.accuracy == 0
+
+
+@pytest.mark.parametrize(("clean", "moved"), [(0.01, True), (0.028, True), (0.04, False)])
+def test_drawing_back_ends_on_the_passing_side_or_at_the_clean_batch(clean, moved):
+    images = torch.full((4, 1, 4, 4), 0.5 + clean)
+    back = drawn_back(Narrow(), images, images + 0.1, Gauge.of(Narrow(), images))
+    assert bool((back > images).any()) == moved
+    assert (Narrow().statistic(back) < 0.03) == moved
 
 
 def test_greedy_spends_the_slack_and_no_more(defense, classifier, batch):

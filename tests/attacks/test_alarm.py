@@ -3,7 +3,7 @@ import torch
 
 from twoprong.attacks import Partial
 from twoprong.attacks.alarm import CLEAR, Alarm
-from twoprong.attacks.evade import Gauge
+from twoprong.attacks.gauge import Gauge
 from twoprong.attacks.target import Plain
 from twoprong.seeds import generator
 

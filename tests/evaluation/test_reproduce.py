@@ -248,7 +248,7 @@ def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits)
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
     left, *_ = results["quoted"]
     assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
-    with pytest.raises(InputError, match="one of DAD, WRN-28-10; DAD, WRN-70-16"):
+    with pytest.raises(InputError, match="of DAD, WRN-28-10; DAD, WRN-70-16"):
         reproduce("table1-linf", "smoke", digits, tmp_path / "other", only=["wrn-70", "wrn-34"])
 
 
@@ -258,8 +258,16 @@ def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(tmp_path,
     assert results["columns"] == ["Clean", "PGD+EOT l2"]
     assert [(cell["paper"], cell["spread"]) for cell in cells_of(results)] == [(85.07, 0.16), (85.01, 0.50)]
     assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37]}]
-    with pytest.raises(InputError, match=r"--column 'l1': expected a part of a name, one of Clean; PGD\+EOT linf; PGD"):
+    with pytest.raises(InputError, match=r"--column 'l1': expected a name or a part of one, of Clean; PGD\+EOT linf;"):
         reproduce("two-pronged", "smoke", digits, tmp_path / "other", columns=["l1"])
+
+
+def test_a_whole_name_is_meant_before_a_part_of_others():
+    sizes = load_experiment("batch-size")
+    assert [column.name for column in sizes.narrowed(columns=["10"]).columns] == ["10"]
+    assert [column.name for column in sizes.narrowed(columns=["11", "9"]).columns] == ["90", "110"]
+    *_, left = load_experiment("threshold").narrowed(rows=["0.10"]).quoted
+    assert (left.name, all(map(math.isnan, left.paper))) == ("calibrated", True)  # the paper prints none, and it is not lost
 
 
 def test_settings_reach_every_fit_but_not_over_those_of_a_row(tmp_path, digits):

@@ -17,6 +17,7 @@ from twoprong.data.tensors import check_images, check_labels
 from twoprong.errors import InputError
 
 Model = Target | Callable[[Tensor], Tensor]
+REVISION = 2  # raised when an attack finds something else with the same settings: what was found before is not gone on with
 CPU_VALUES = 2**18  # pixel values in one pass on a CPU: larger ones are slower, and running out of memory ends the process
 
 

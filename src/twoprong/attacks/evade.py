@@ -70,7 +70,8 @@ class Evade(Attack):
         with torch.no_grad():
             passes = target.statistic(x).item() < gauge.threshold
             if hide and not passes and not best.score.isfinite().any():
-                x, passes = drawn_back(target, images, x, gauge), True
+                x = drawn_back(target, images, x, gauge)
+                passes = target.statistic(x).item() < gauge.threshold
             if passes == hide:
                 logits = target.logits(x, "clean" if hide else "denoise", self.draws, generator)
                 best.offer(x, mean_margin(logits, labels))

@@ -10,6 +10,7 @@ from twoprong.attacks.target import Target
 
 AIM = 0.9  # stay below this share of the threshold, so that rounding does not flag the batch
 HALVINGS = 6  # of the way back to the clean images
+ABOVE = 0.1  # so far above the threshold, in units of its scale, rounding does not let the batch pass
 PUSHES = 20  # steps, of a twentieth of the budget each, in which a batch is to become conspicuous
 
 
@@ -42,11 +43,15 @@ def statistic_gradient(target: Target, images: Tensor) -> tuple[float, Tensor]:
 
 @torch.no_grad()
 def drawn_back(target: Target, images: Tensor, found: Tensor, gauge: Gauge) -> Tensor:
-    """An attacked batch on its way back to the clean one, where it passes the test; found by bisection."""
+    """An attacked batch so far back towards the clean one that it passes the test, by bisection.
+
+    It stays a tenth below the threshold where the clean batch does. Where that is flagged itself, it is what comes back.
+    """
+    room = 0.0 if gauge.excess(target.statistic(images).item()) < 0 else 1 - AIM
     passing, flagged = 0.0, 1.0
     for _ in range(HALVINGS):
         share = (passing + flagged) / 2
-        if gauge.excess(target.statistic(images + share * (found - images)).item()) < 0:
+        if gauge.excess(target.statistic(images + share * (found - images)).item()) < room:
             passing = share
         else:
             flagged = share
@@ -54,10 +59,10 @@ def drawn_back(target: Target, images: Tensor, found: Tensor, gauge: Gauge) -> T
 
 
 def raised(attack: Attack, target: Target, images: Tensor, found: Tensor, gauge: Gauge) -> Tensor:
-    """An attacked batch with its statistic raised in small steps until it is flagged; itself where it is, or none can be."""
+    """An attacked batch with its statistic raised in small steps until it is clearly flagged; itself where it is."""
     for _ in range(PUSHES if gauge.threshold < float("inf") else 0):
         statistic, slope = statistic_gradient(target, found)
-        if gauge.excess(statistic) > 2 * (1 - AIM):
+        if (statistic - gauge.threshold) / gauge.scale > ABOVE:
             break
         found = attack.move(found, slope, attack.eps / PUSHES, images)
     return found

@@ -10,14 +10,15 @@ from twoprong.attacks.gauge import Gauge, raised
 from twoprong.attacks.losses import LOSSES, mean_margin
 from twoprong.attacks.pgd import PGD
 from twoprong.attacks.target import Target
+from twoprong.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteAttack(Attack):
     """PGD+EOT on the denoiser's route as if there were no test, once per loss (CE, margin, DLR).
 
-    What the test would let pass never meets the denoiser: such a batch is also tried with its statistic raised until it is
-    flagged. The batch that does best when deployed is kept.
+    What the test would let pass never meets the denoiser: a batch that is not clearly flagged is also tried with its
+    statistic raised until it is. The batch that does best when deployed is kept.
     """
 
     steps: int = 40
@@ -29,7 +30,11 @@ class RouteAttack(Attack):
         climber = PGD(
             eps=self.eps, norm=self.norm, steps=self.steps, step=self.step, restarts=self.restarts, draws=self.draws
         )
-        best, gauge = Best(target, images), Gauge.of(target, images)
+        best = Best(target, images)
+        try:
+            gauge = Gauge.of(target, images)
+        except InputError:  # too few to be tested
+            gauge = Gauge(float("inf"), 1.0)
         for loss in LOSSES:
             quiet = replace(climber, loss=loss).climb(target, images, labels, generator, route="denoise").images
             loud = raised(self, target, images, quiet, gauge)

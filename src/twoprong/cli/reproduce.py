@@ -46,11 +46,11 @@ def reproduce(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Run only the rows whose names hold this, and quote the others; may be repeated."),
+        typer.Option(help="Run only the row of this name, or rows whose names hold it; may be repeated. Others are quoted."),
     ] = None,
     columns: Annotated[
         list[str] | None,
-        typer.Option("--column", help="Run only the columns whose names hold this; may be repeated."),
+        typer.Option("--column", help="Run only the column of this name, or those whose names hold it; may be repeated."),
     ] = None,
     assignments: Annotated[
         list[str] | None,

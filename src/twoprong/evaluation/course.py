@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from twoprong.attacks.base import REVISION
 from twoprong.attacks.norms import NORMS
 from twoprong.attacks.partial import Partial
 from twoprong.attacks.target import Target, as_target
@@ -131,7 +132,7 @@ class Plan:
         ]
         both = [one for one in (self.defense, self.against) if one is not None]
         configs = [[one.config.model_dump(mode="json"), one.features.source] for one in both]
-        made = [FORMAT, metadata.version("twoprong"), self.data.images.device.type]
+        made = [FORMAT, REVISION, metadata.version("twoprong"), self.data.images.device.type]
         return fingerprint(
             self.defense, self.data.images, self.data.labels, *given, settings, attacks, _plain(configs), made
         )

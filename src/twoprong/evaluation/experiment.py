@@ -130,14 +130,15 @@ class Experiment(Settings):
         return self.smoke if name == "smoke" else self.full
 
     def narrowed(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> "Experiment":
-        """Only the rows and columns whose names hold one of these texts; none given: all. Other rows are quoted."""
+        """Only the rows and columns of these names, or whose names hold one of these; none given: all. Others are quoted."""
         asked = _holding([row.name for row in self.rows], rows, "--only")
         places = _holding([column.name for column in self.columns], columns, "--column")
 
         def kept(numbers: tuple[float, ...]) -> tuple[float, ...]:
             return tuple(numbers[place] for place in places) if numbers else ()
 
-        left = [Quoted(name=row.name, paper=row.paper) for n, row in enumerate(self.rows) if n not in asked and row.paper]
+        nothing = (math.nan,) * len(self.columns)
+        left = [Quoted(name=row.name, paper=row.paper or nothing) for n, row in enumerate(self.rows) if n not in asked]
         run = [
             row.model_copy(update={"paper": kept(row.paper), "spread": kept(row.spread)})
             for row in (self.rows[place] for place in asked)
@@ -148,11 +149,15 @@ class Experiment(Settings):
 
 
 def _holding(names: Sequence[str], texts: Sequence[str], option: str) -> list[int]:
-    """The places of the names that hold one of the texts; all where there are none."""
+    """The places of the names that are one of the texts or, where none is, hold it; all where there are no texts."""
+    found = set[int]() if texts else set(range(len(names)))
     for text in texts:
-        if not any(text.lower() in name.lower() for name in names):
-            raise InputError(f"{option} {text!r}: expected a part of a name, one of {'; '.join(names)}")
-    return [place for place, name in enumerate(names) if not texts or any(text.lower() in name.lower() for text in texts)]
+        exact = {place for place, name in enumerate(names) if name.lower() == text.lower()}
+        holding = exact or {place for place, name in enumerate(names) if text.lower() in name.lower()}
+        if not holding:
+            raise InputError(f"{option} {text!r}: expected a name or a part of one, of {'; '.join(names)}")
+        found |= holding
+    return sorted(found)
 
 
 def spec_of(row: Row, column: Column, scale: Scale, classifier: str | None = None) -> Spec:

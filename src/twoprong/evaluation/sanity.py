@@ -180,6 +180,10 @@ def converged(item: Item, score: Callable[[Attack], Sequence[float]]) -> Finding
     change counts as one when it is also beyond twice its standard error over the images.
     """
     before = score(item.attack)
+    question = f"Does twice the effort of the strongest attack ({item.name}) change the accuracy by less than a point?"
+    if _mean(before) <= POINT:
+        known = {"attack": item.name, "images": len(before), "before": _mean(before), "after": {}}
+        return finding("convergence", question, True, f"{_mean(before):.1%}: there is nothing left to find", **known)
     changes = {
         name: [now - then for now, then in zip(score(attack), before, strict=True)]
         for name, attack in doubled(item.attack).items()
@@ -188,15 +192,13 @@ def converged(item: Item, score: Callable[[Attack], Sequence[float]]) -> Finding
     for name, change in changes.items():
         mean, error = _mean_error(change)
         words.append(f"with {name}: {_mean(before):.1%} to {_mean(before) + mean:.1%}")
-        if _mean(before) <= POINT:
-            continue
         if abs(mean) >= FAR and abs(mean) > 2 * error:
             status = "failed"
         elif -mean >= POINT and status == "passed":
             status = "not converged"
     return finding(
         "convergence",
-        f"Does twice the effort of the strongest attack ({item.name}) change the accuracy by less than a point?",
+        question,
         status if changes else "not applicable",
         "; ".join(words) or "it has no steps, draws or restarts",
         attack=item.name,
@@ -266,8 +268,8 @@ def ordered(accuracy: Mapping[str, float], images: int) -> Finding:
 def monotone(curve: Sequence[Mapping[str, Any]], targets: Mapping[str, str], images: int) -> Finding:
     """What the best attack of each budget leaves whoever is attacked must fall with the budget.
 
-    `targets` says whom each line of the curve attacks. An attack that does worse with more is named; it does no harm where
-    another one does not.
+    `targets` says whom each line of the curve attacks. A single attack that does worse with more, where another one does
+    not, has not converged.
     """
     problems, erratic = [], []
     for target in dict.fromkeys(targets.values()):
@@ -277,13 +279,13 @@ def monotone(curve: Sequence[Mapping[str, Any]], targets: Mapping[str, str], ima
         for entry in (entry for line in lines.values() for entry in line):
             known = least.get(entry["eps"], entry)
             least[entry["eps"]] = min(known, entry, key=lambda one: one["subjects"][target]["accuracy"])
-        problems += _rises(list(least.values()), target, images)
-        erratic += [f"{name} alone: {rise}" for name, line in lines.items() for rise in _rises(line, target, images)]
+        problems += [f"{target}: {rise}" for rise in _rises(list(least.values()), target, images)]
+        erratic += [f"{name}: {rise}" for name, line in lines.items() for rise in _rises(line, target, images)]
     return finding(
         "monotone in the budget",
-        "Does accuracy in the worst case fall as the budget grows?",
-        not problems,
-        "; ".join([*(problems or ["it does"]), *erratic]),
+        "Does what the best attack of each budget leaves fall as the budget grows?",
+        not problems if problems or not erratic else "not converged",
+        "; ".join([*problems, *erratic]) or "it does",
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.attacks import Attack
-from twoprong.attacks.base import Model
+from twoprong.attacks.base import REVISION, Model
 from twoprong.checkpoint import Checkpoint
 from twoprong.config import FitConfig
 from twoprong.data.splits import split
@@ -92,10 +92,10 @@ class Workshop:
 
     def surrogate_accuracy(self, spec: Spec) -> float:
         """What the surrogate reads of the clean test images: attacks made on one that reads little say little."""
-        key = f"accuracy of {spec.surrogate}"
+        surrogate = self.surrogate(spec)
+        key = fingerprint("accuracy", surrogate)
         if key not in self._made:
-            with torch.no_grad():
-                self._made[key] = accuracy(self.surrogate(spec), self.data.test)
+            self._made[key] = accuracy(surrogate, self.data.test)
         return cast(float, self._made[key])
 
     def defense(self, spec: Spec) -> Defense:
@@ -131,7 +131,7 @@ class Workshop:
         attack = self.scale.attack(spec)
         known = target.config.model_dump() if isinstance(target, Defense) else None
         size = min(spec.batch_size, len(part))
-        settings = [known, spec.attack, asdict(attack), size, self.seed, self.precision]
+        settings = [known, spec.attack, asdict(attack), REVISION, size, self.seed, self.precision]
         key = fingerprint(target, settings, part.images, part.labels)
         store = Store(self.folder / "attacked" / key[:16], key, resume=True)
         least = self.scale.config(spec, self.seed).detector.min_batch_size

@@ -289,6 +289,12 @@ def test_an_unknown_name_is_told_the_nearest():
     assert "did you mean table1-linf?" in str(run.exception)
 
 
+def test_a_mistake_leaves_nothing_behind(tmp_path):
+    run = invoke("threshold", "--only", "0.11", "--out", tmp_path / "out")
+    assert isinstance(run.exception, InputError)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_full_scale_needs_is_said_before_the_work(tmp_path):
     for name, options, kind, words in (
         ("imagenet", (), InputError, "--data FOLDER"),

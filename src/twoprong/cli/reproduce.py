@@ -76,7 +76,6 @@ def reproduce(
     unseen = load_data(str(held_out), None, image_size).everything().to(where) if held_out is not None else None
     trained = partial(get_trained, weights=weights, data=source) if weights is not None else None
     folder = directory or Path(f"reproduce-{name}-{scale}")
-    folder.mkdir(parents=True, exist_ok=True)
     with progress_bars() as progress:
         results = run(
             name,

@@ -130,7 +130,10 @@ class Experiment(Settings):
         return self.smoke if name == "smoke" else self.full
 
     def narrowed(self, rows: Sequence[str] = (), columns: Sequence[str] = ()) -> "Experiment":
-        """Only the rows and columns of these names, or whose names hold one of these; none given: all. Others are quoted."""
+        """Only the rows and columns of these names, or whose names hold one of them; none given: all.
+
+        Rows that are not run are quoted, columns left out.
+        """
         asked = _holding([row.name for row in self.rows], rows, "--only")
         places = _holding([column.name for column in self.columns], columns, "--column")
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoprong.attacks.base import REVISION
 from twoprong.attacks.target import as_target
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
@@ -76,8 +77,9 @@ def reproduce(
         chosen.config(spec, seed)  # settings that are wrong are said before anything is made
     specs = [spec.model_dump() for line in grid for spec in line]
     given = [fingerprint(shop.given(one)) for one in sorted({spec["classifier"] for spec in specs})] if trained else []
-    settings = [chosen.model_dump(), seed, precision]
+    settings = [chosen.model_dump(), REVISION, seed, precision]
     key = fingerprint(specs, given, settings, shop.data_key, data.test.images, data.test.labels)
+    out.mkdir(parents=True, exist_ok=True)
     cells = Store(out / "work" / "cells", key, resume=True)
     started, rows = time.perf_counter(), list[dict[str, Any]]()
     for row in experiment.rows:

@@ -284,7 +284,7 @@ def monotone(curve: Sequence[Mapping[str, Any]], targets: Mapping[str, str], ima
     return finding(
         "monotone in the budget",
         "Does what the best attack of each budget leaves fall as the budget grows?",
-        not problems if problems or not erratic else "not converged",
+        "failed" if problems else "not converged" if erratic else "passed",
         "; ".join([*problems, *erratic]) or "it does",
     )
 

@@ -62,6 +62,14 @@ def test_noise_is_new_for_every_call_unless_a_generator_is_given(defense, attack
     assert first.statistic == second.statistic
 
 
+def test_draws_are_as_many_as_asked_for_where_there_is_noise_and_one_where_there_is_none(defense, attacked):
+    calm = defense.config.denoiser.model_copy(update={"sigma": 0.0})
+    config = defense.config.model_copy(update={"denoiser": calm})
+    quiet = Defense(defense.classifier, defense.detector, defense.denoiser, config)
+    lengths = {one: [len(one.logits(attacked, route, 3)) for route in ("clean", "denoise")] for one in (defense, quiet)}
+    assert lengths == {defense: [1, 3], quiet: [1, 1]}
+
+
 def test_statistic_and_denoise_have_gradients_in_the_images(defense, attacked):
     images = attacked.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(defense.statistic(images), images)

@@ -118,13 +118,14 @@ class Defense(nn.Module):
     ) -> Tensor:
         """Logits (draws, N, classes) on a route, or on the one the batch takes; exact gradients in the images.
 
-        The clean route has no noise and gives one draw; the draws of the other are computed as one batch.
+        A route without noise gives one draw; the draws of the other are computed as one batch.
         """
         if route is None:
             with torch.no_grad():
                 route = "denoise" if self._flags(images) else "clean"
         if route == "clean":
             return full(self.classifier(images))[None]
+        draws = draws if self.config.denoiser.sigma else 1
         many = full(self.classifier(self.denoise(images.repeat(draws, 1, 1, 1), generator)))
         return many.view(draws, len(images), -1)
 

@@ -243,6 +243,20 @@ def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
     assert fingerprint(tp.load(tmp_path / bundle).classifier) == fingerprint(given)
 
 
+def test_a_given_surrogate_is_the_one_that_attacks_are_made_on(tmp_path, digits):
+    with initialised(0, "given"):
+        protected = build("cnn", 10, 1).eval().requires_grad_(False)
+    with initialised(0, "theirs"):
+        theirs = build("cnn", 10, 1).eval().requires_grad_(False)
+    given = {"trained": lambda name: protected, "only": ["linf 8/255"], "columns": ["rn-18"], "images": 10}
+    results = reproduce("transfer", "smoke", digits, tmp_path / "theirs", surrogates={"cnn": theirs}, **given)
+    assert [cell["surrogate_accuracy"] for cell in cells_of(results)] == [100 * accuracy(theirs, digits.test)]
+    for name, surrogate, words in (("cnn", protected, "other weights than"), ("wrn", theirs, "made on here, of cnn")):
+        with pytest.raises(InputError, match=words):
+            reproduce("transfer", "smoke", digits, tmp_path / name, surrogates={name: surrogate}, **given)
+    assert "expected NAME=FILE" in str(invoke("transfer", "--surrogate-weights", "cnn").exception)
+
+
 def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits):
     results = reproduce("table1-linf", "smoke", digits, tmp_path, only=["wrn-70"], images=10)
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 from rich.table import Table
+from torch import nn
 
 from twoprong.cli.classifier import get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
@@ -61,6 +63,13 @@ def reproduce(
     weights: Annotated[
         Path | None, typer.Option(help="Its trained weights, a .safetensors file; else it is trained.")
     ] = None,
+    surrogate_weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE",
+            help="Trained weights of a classifier that attacks are transferred from, else it is trained; may be repeated.",
+        ),
+    ] = None,
     work: Annotated[
         Path | None, typer.Option(help="For finished pieces, shared by several names.", show_default="OUT/work")
     ] = None,
@@ -90,6 +99,7 @@ def reproduce(
             images=images,
             classifier=classifier,
             trained=trained,
+            surrogates=_surrogates(surrogate_weights or (), source),
             held_out=unseen,
             seed=seed,
             precision=resolve(precision, where),
@@ -111,6 +121,17 @@ def reproduce(
             f"Every protected classifier was a {results['run']['classifier']}, whatever a row is called.", highlight=False
         )
     out.print(f"{escape(results['note'])}\nWritten to {escape(str(folder))}.", highlight=False)
+
+
+def _surrogates(assignments: Sequence[str], data: ImageData) -> dict[str, nn.Module]:
+    """The classifiers given as NAME=FILE."""
+    made = {}
+    for assignment in assignments:
+        name, equals, file = assignment.partition("=")
+        if not (name and equals and file):
+            raise InputError(f"--surrogate-weights {assignment}: expected NAME=FILE.safetensors")
+        made[name] = get_trained(name, Path(file), data)
+    return made
 
 
 def _source(

@@ -2,9 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def reproduce(
     images: int | None = None,
     classifier: str | None = None,
     trained: Callable[[str], nn.Module] | None = None,
+    surrogates: Mapping[str, nn.Module] = MappingProxyType({}),
     held_out: Labelled | None = None,
     seed: int = 0,
     precision: Precision = "fp32",
@@ -60,7 +62,8 @@ def reproduce(
     (`out/work` where it is not given) under digests of all they depend on, so experiments that share it do not make them
     twice. `only` and `columns` choose the rows and columns whose names hold one of these; `assignments` change the settings
     of every fit, where its row does not; `images` are how many are attacked; `classifier` is protected instead of the
-    paper's; `trained` gives it ready-made. Training and attacks compute in `precision`; scores are float32.
+    paper's; `trained` gives it ready-made, `surrogates` those of transferred attacks. Training and attacks compute in
+    `precision`; scores are float32.
     """
     experiment = load_experiment(name).narrowed(only, columns)
     chosen = experiment.scale(scale)
@@ -71,14 +74,21 @@ def reproduce(
         raise InputError("--set seed: the seed of a reproduction is that of all its parts; use --seed")
     if not resume and ((out / "work").exists() or (out / "results.json").exists()):
         raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
-    shop = Workshop(work or out / "work", data, chosen, seed, trained, held_out, precision, progress)
+    shop = Workshop(work or out / "work", data, chosen, seed, trained, surrogates, held_out, precision, progress)
     grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in experiment.rows]
     for spec in (spec for line in grid for spec in line):
         chosen.config(spec, seed)  # settings that are wrong are said before anything is made
     specs = [spec.model_dump() for line in grid for spec in line]
     given = [fingerprint(shop.given(one)) for one in sorted({spec["classifier"] for spec in specs})] if trained else []
+    used = {spec["surrogate"] for spec in specs if spec["surrogate"]}
+    if idle := surrogates.keys() - used:
+        raise InputError(
+            f"--surrogate-weights {', '.join(sorted(idle))}: expected a classifier that attacks are made on here, "
+            f"of {', '.join(sorted(used)) or 'none'}"
+        )
+    theirs = {one: fingerprint(surrogate) for one, surrogate in surrogates.items()}
     settings = [chosen.model_dump(), REVISION, seed, precision]
-    key = fingerprint(specs, given, settings, shop.data_key, data.test.images, data.test.labels)
+    key = fingerprint(specs, given, theirs, settings, shop.data_key, data.test.images, data.test.labels)
     out.mkdir(parents=True, exist_ok=True)
     cells = Store(out / "work" / "cells", key, resume=True)
     started, rows = time.perf_counter(), list[dict[str, Any]]()

@@ -3,9 +3,10 @@
 import copy
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from twoprong.config import FitConfig
 from twoprong.data.splits import split
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense, load
+from twoprong.errors import InputError
 from twoprong.evaluation.accelerated import accelerated
 from twoprong.evaluation.experiment import Scale, Spec
 from twoprong.evaluation.store import Store
@@ -46,8 +48,9 @@ class Crafted:
 class Workshop:
     """Makes what a cell needs, or finds it in `folder`: names there are digests, so several experiments may share it.
 
-    `trained(name)` gives the protected classifier where it is not to be trained here; `held_out` are images that it has
-    not seen, for reference and calibration. Training and attacks compute in `precision`; scores are float32.
+    `trained(name)` gives the protected classifier where it is not to be trained here, `surrogates` those that attacks are
+    made on, by name; `held_out` are images that the protected one has not seen, for reference and calibration. Training and
+    attacks compute in `precision`; scores are float32.
     """
 
     def __init__(
@@ -57,12 +60,14 @@ class Workshop:
         scale: Scale,
         seed: int,
         trained: Callable[[str], nn.Module] | None = None,
+        surrogates: Mapping[str, nn.Module] = MappingProxyType({}),
         held_out: Labelled | None = None,
         precision: Precision = "fp32",
         progress: Progress = silent,
     ) -> None:
         self.folder, self.data, self.scale, self.seed = folder, data, scale, seed
-        self.trained, self.held_out, self.precision, self.progress = trained, held_out, precision, progress
+        self.trained, self.surrogates, self.held_out = trained, surrogates, held_out
+        self.precision, self.progress = precision, progress
         parts = [data.train, *([held_out] if held_out is not None else [])]
         self.data_key = fingerprint(*(tensor for part in parts for tensor in (part.images, part.labels)))
         self.saved: set[Path] = set()  # bundles that were written for the user, in this run
@@ -85,8 +90,14 @@ class Workshop:
         return cast(Subject, self._made[key])
 
     def surrogate(self, spec: Spec) -> nn.Module:
-        """The classifier that a transfer attack is made on: another seed, so never the protected one itself."""
+        """The classifier that a transfer attack is made on: given, or of another seed, so never the protected one itself."""
         assert spec.surrogate is not None
+        if given := self.surrogates.get(spec.surrogate):
+            if fingerprint(given) == fingerprint(self._protected(spec)[0]):
+                raise InputError(
+                    f"--surrogate-weights {spec.surrogate}: expected other weights than the protected classifier's"
+                )
+            return given
         config = self.scale.config(spec, self.seed)
         return self._classifier(spec.surrogate, config.model_copy(update={"seed": self.seed + 1}), None)[0]
 

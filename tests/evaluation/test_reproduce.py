@@ -257,6 +257,14 @@ def test_a_given_surrogate_is_the_one_that_attacks_are_made_on(tmp_path, digits)
     assert "expected NAME=FILE" in str(invoke("transfer", "--surrogate-weights", "cnn").exception)
 
 
+def test_a_defence_that_was_fitted_for_its_seconds_serves_the_others(tmp_path, digits):
+    given = {"work": tmp_path / "work", "images": 10}
+    reproduce("compute", "smoke", digits, tmp_path / "compute", only=["RN-18"], **given)
+    (fitted,) = (tmp_path / "work" / "bundles").iterdir()
+    reproduce("bpda", "smoke", digits, tmp_path / "bpda", **given)
+    assert list((tmp_path / "work" / "bundles").iterdir()) == [fitted]
+
+
 def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits):
     results = reproduce("table1-linf", "smoke", digits, tmp_path, only=["wrn-70"], images=10)
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]

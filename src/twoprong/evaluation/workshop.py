@@ -114,10 +114,15 @@ class Workshop:
         config = self.scale.config(spec, self.seed)
         classifier, work = self._protected(spec)
         others = [self._classifier(spec.extractor, config, None)[0]] if spec.extractor else []
-        key = fingerprint(classifier, self.data_key, config.model_dump(), spec.fresh, self.precision, *others)[:16]
+        settings = config.model_dump()
         features = cast(Featured, others[0]).features if others else None
+        bundles = [
+            self.folder / "bundles" / fingerprint(classifier, self.data_key, settings, fresh, self.precision, *others)[:16]
+            for fresh in (spec.fresh, True)
+        ]
+        bundle = next((one for one in bundles if one.exists()), bundles[0])  # one fitted for its seconds is as good
+        key = bundle.name
         if key not in self._made:
-            bundle = self.folder / "bundles" / key
             if not bundle.exists():
                 self._fit(classifier, config, features, None if spec.fresh else work, bundle)
             self._made[key] = load(bundle, classifier, features=features, device=self.data.train.images.device)
@@ -127,8 +132,8 @@ class Workshop:
         detector = config.detector.model_copy(update={"threshold": spec.threshold})
         test = copy.deepcopy(made.detector)
         test.calibrate(test.reference, detector, self.seed)
-        settings = made.config.model_copy(update={"detector": detector})
-        return Defense(made.classifier, test, made.denoiser, settings, made.features.source, made.about)
+        changed = made.config.model_copy(update={"detector": detector})
+        return Defense(made.classifier, test, made.denoiser, changed, made.features.source, made.about)
 
     def attacked(self, spec: Spec, subject: Subject, part: Labelled) -> list[Crafted]:
         """The images in order, in batches, each attacked as a whole; a last batch too small to be tested is left out."""

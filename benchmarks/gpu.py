@@ -19,7 +19,7 @@ from twoprong.defense import Defense
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.models.dunet import DUNet
-from twoprong.models.fast import fast
+from twoprong.models.fast import compiled, fast
 from twoprong.models.features import Features
 from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
@@ -77,7 +77,7 @@ def training_step(defense: Defense, bf16: bool) -> Callable[[], object]:
     denoiser = channels_last(DUNet(3).cuda()).train()
     features = Features(fast(defense.classifier)) if bf16 else defense.features
     loss_of = objective(
-        denoiser, features, defense.detector.kernel, 0.01, "bf16" if bf16 else "fp32", torch.compile if bf16 else None
+        denoiser, features, defense.detector.kernel, 0.01, "bf16" if bf16 else "fp32", compiled if bf16 else None
     )
     clean = Sample(images, sample(defense.features, images).features)
     optimiser = torch.optim.Adam(denoiser.parameters(), lr=1e-3, fused=True)

@@ -23,7 +23,7 @@ from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.errors import InputError
 from twoprong.models.dunet import DUNet
-from twoprong.models.fast import Compiler, Fast, HalfPrecision, Replayed, fast
+from twoprong.models.fast import Compiler, Fast, HalfPrecision, Replayed, compiled, fast
 from twoprong.models.features import Features, FeatureSource, full
 from twoprong.purify.loss import add_noise
 
@@ -175,7 +175,7 @@ class Defense(nn.Module):
     def reference_images(self) -> Tensor:
         return self.detector.reference_pixels
 
-    def accelerated(self, compiler: Compiler | None = torch.compile) -> "Defense":
+    def accelerated(self, compiler: Compiler | None = compiled) -> "Defense":
         """A copy for attackers in a hurry: the same test, its networks in bf16, folded and compiled (`models/fast.py`).
 
         It is what this defence is up to rounding, and good for gradients; decide, score and save with the defence itself.
@@ -193,8 +193,8 @@ class Defense(nn.Module):
         quick.settled = source is None and isinstance(classifier, Fast)
         if compiler is not None and quick.settled:  # of what is not ours, nobody knows what a compiler would meet
             for step in (quick.look, quick.rescue):
-                compiled = compiler(step)
-                setattr(quick, step.__name__, Replayed(compiled) if self.detector.k_reference.is_cuda else compiled)
+                ready = compiler(step)
+                setattr(quick, step.__name__, Replayed(ready) if self.detector.k_reference.is_cuda else ready)
         return quick
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:

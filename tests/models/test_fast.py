@@ -8,7 +8,7 @@ from torch import nn
 
 from twoprong.attacks.evade import Evade
 from twoprong.models.dunet import DUNet
-from twoprong.models.fast import Fast, FastClassifier, HalfPrecision, Replayed, fast, folded
+from twoprong.models.fast import Fast, FastClassifier, HalfPrecision, Replayed, compiled, fast, folded
 from twoprong.models.features import Features
 from twoprong.models.zoo import build
 from twoprong.seeds import generator, initialised
@@ -69,6 +69,31 @@ def test_a_classifier_hands_over_its_features(images):
     _, exact = Features(made)(images)
     assert logits.shape == (8, 10)
     assert (features - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+def test_a_network_is_made_fast_once_and_again_when_its_weights_are_others(images):
+    made = network("cnn").requires_grad_(False)
+    quick = fast(made, compiler=None)
+    assert fast(made, compiler=None) is quick
+    assert fast(network("cnn"), compiler=None) is not quick
+    made.head.bias += 1
+    again = fast(made, compiler=None)
+    with torch.no_grad():
+        assert torch.allclose(again(images), quick(images) + 1, atol=0.02)
+
+
+def test_what_many_networks_share_is_compiled_for_each_of_them(images):
+    seen = []
+
+    def backend(graph, example):
+        seen.append(graph)
+        return graph
+
+    for depth in range(10):  # torch gives up after eight
+        quick = Fast(nn.Sequential(*(nn.Conv2d(3, 3, 1) for _ in range(depth + 1))), partial(compiled, backend=backend))
+        with torch.no_grad():
+            quick(images)
+    assert len(seen) == 10
 
 
 def test_each_call_has_results_of_its_own(images):

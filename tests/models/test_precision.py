@@ -3,6 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from twoprong.models.fast import compiled
 from twoprong.models.precision import compiler_for, computing
 from twoprong.recipe import fit, train_named
 
@@ -13,7 +14,7 @@ from twoprong.recipe import fit, train_named
 )
 def test_compilation_is_for_bf16_on_a_gpu(precision, device, compiles):
     images = SimpleNamespace(is_cuda=device == "cuda", shape=(1, 3, 32, 32))  # there may be no GPU here
-    assert (compiler_for(precision, images) is torch.compile) == compiles
+    assert (compiler_for(precision, images) is compiled) == compiles
     assert compiler_for(precision, SimpleNamespace(is_cuda=True, shape=(1, 3, 8, 8))) is None
 
 

@@ -73,6 +73,7 @@ class Workshop:
         self.saved: set[Path] = set()  # bundles that were written for the user, in this run
         self._made: dict[str, Any] = {}
         self._latest: tuple[Any, list[Crafted]] | None = None
+        self._quick: tuple[Subject, Model] | None = None
 
     def given(self, name: str) -> nn.Module:
         """The ready-made classifier called `name`."""
@@ -152,7 +153,9 @@ class Workshop:
         store = Store(self.folder / "attacked" / key[:16], key, resume=True)
         least = self.scale.config(spec, self.seed).detector.min_batch_size
         batches = [part[start : start + size] for start in range(0, len(part), size) if len(part) - start >= least]
-        quick, made = accelerated(target, self.precision, part.images), []
+        if self._quick is None or self._quick[0] is not target:  # to compile it again would take longer than many an attack
+            self._quick = target, accelerated(target, self.precision, part.images)
+        quick, made = self._quick[1], []
         for number, batch in enumerate(batches):
             tensors, numbers = store.piece(f"{number:05d}", lambda n=number, b=batch: self._craft(attack, quick, b, n))  # type: ignore[misc]
             made.append(Crafted(batch, tensors["images"].to(batch.images.device), numbers["seconds"]))

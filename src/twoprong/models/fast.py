@@ -7,6 +7,7 @@ import copy
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +17,34 @@ from twoprong.models.dunet import DUNet
 from twoprong.models.featured import Featured
 from twoprong.models.layout import channels_last
 from twoprong.models.normalise import Normalise
+from twoprong.storage import fingerprint
 
 Compiler = Callable[..., Callable[..., Any]]
+_made: WeakKeyDictionary[nn.Module, tuple[object, nn.Module]] = WeakKeyDictionary()  # what a network was, and its fast form
 
 
-def fast(network: nn.Module, compiler: Compiler | None = torch.compile) -> nn.Module:
-    """The frozen network, made fast. Of one that is not ours nothing is known: it just runs in bf16.
+def compiled(step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """torch.compile with room for the shapes and networks that share our code.
+
+    It counts compilations by the code, whosever it is, and runs whatever comes after the eighth uncompiled.
+    """
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 64)
+    return torch.compile(step, **options)
+
+
+def fast(network: nn.Module, compiler: Compiler | None = compiled) -> nn.Module:
+    """The frozen network, made fast: once, as long as its weights are the same. One that is not ours just runs in bf16.
 
     `compiler` None leaves out the compilation, which takes a minute and pays on a GPU only.
     """
-    if isinstance(network, Featured):
-        return FastClassifier(network, compiler)
-    return Fast(network, compiler) if isinstance(network, DUNet) else HalfPrecision(network)
+    if not isinstance(network, Featured | DUNet):
+        return HalfPrecision(network)  # nothing is known of it
+    state = fingerprint(network, str(next(network.parameters()).device)), compiler
+    if network not in _made or _made[network][0] != state:
+        kind = FastClassifier if isinstance(network, Featured) else Fast
+        _made[network] = state, kind(network, compiler)
+    return _made[network][1]
 
 
 class HalfPrecision(nn.Module):
@@ -48,7 +65,7 @@ class Fast(nn.Module):
     Without gradients it is also recorded as a CUDA graph, because small batches wait for launches. Results are float32.
     """
 
-    def __init__(self, network: nn.Module, compiler: Compiler | None = torch.compile) -> None:
+    def __init__(self, network: nn.Module, compiler: Compiler | None = compiled) -> None:
         super().__init__()
         self.network = halved(folded(network))
         self._learning = self._run if compiler is None else compiler(self._run)

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoprong.models.fast import Compiler
+from twoprong.models.fast import Compiler, compiled
 
 Precision = Literal["fp32", "bf16"]
 
@@ -16,8 +16,8 @@ def computing(precision: Precision, device: torch.device) -> torch.autocast:
 
 
 def compiler_for(precision: Precision, images: Tensor) -> Compiler | None:
-    """torch.compile where it pays: in bf16 on a GPU, for images of 32 pixels and more; else its minute of warm-up is lost.
+    """A compiler where it pays: in bf16 on a GPU, for images of 32 pixels and more; else its minute of warm-up is lost.
 
     (On 8x8 images its backward pass of a convolution also fails an assertion on memory layout, seen with torch 2.11.)
     """
-    return torch.compile if precision == "bf16" and images.is_cuda and min(images.shape[2:]) >= 32 else None
+    return compiled if precision == "bf16" and images.is_cuda and min(images.shape[2:]) >= 32 else None

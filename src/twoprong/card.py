@@ -13,12 +13,13 @@ A two-pronged defence (DAD, Zhang et al., ICML 2025) around a classifier, fitted
 - Test batches of {smallest} to {largest} images; smaller ones: `{policy}`
 - {calibration}
 - Trained on the minimum-margin attack, {norm} eps {eps:.4g}; {noise} noise, sigma {sigma:g}
-- Made with twoprong {twoprong}, torch {torch}, seed {seed}
+- Written with twoprong {twoprong}, torch {torch}; seed {seed}
 {measured}
 ## What it does not withstand
-The defence in this bundle is the published one. It holds against attackers who do not know of it. An attacker who knows
-the reference and the threshold can keep a batch's statistic below the threshold and is then classified without the
-denoiser, and an attacker who differentiates through noise and denoiser gets far on that route too.
+The defence in this bundle is the published one. It finds the batches of attackers who do not know of it, as long as they
+change enough, and reads them at the price of noise and denoiser; a change too small to be noticed meets the bare
+classifier. An attacker who knows the reference and the threshold can keep a batch's statistic below the threshold and is
+then classified without the denoiser, and one who differentiates through noise and denoiser gets far on that route too.
 
     import twoprong as tp
     defense = tp.load("this directory")

@@ -75,6 +75,7 @@ class Defense(nn.Module):
         self.classifier, self.detector, self.denoiser = classifier, detector, denoiser
         self.features = Features(classifier, features)
         self.config, self.about = config, about or {}
+        self.exact: Defense | None = None  # of an accelerated copy: what it is a copy of
         self.eval()
 
     def train(self, mode: bool = True) -> "Defense":
@@ -132,8 +133,16 @@ class Defense(nn.Module):
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         """MMD-OPT of the batch against the deployed reference, as a scalar tensor differentiable in the images.
 
-        Against other images (`reference`) it is the paper's form on the same kernel; nothing deployed uses that.
+        Against other images (`reference`) it is the paper's form on the same kernel; nothing deployed uses that. Of an
+        accelerated copy the value is the deployed one, or attackers would pass another test; the gradient is the copy's.
         """
+        if self.exact is not None and reference is None:
+            with torch.no_grad():
+                deployed = self.exact.statistic(images)
+            if not (torch.is_grad_enabled() and images.requires_grad):
+                return deployed
+            quick = self.detector.statistic(Sample(images, self.features(images)[1]))
+            return quick + (deployed - quick.detach())
         batch = Sample(images, self.features(images)[1])
         if reference is None:
             return self.detector.statistic(batch)
@@ -176,7 +185,7 @@ class Defense(nn.Module):
         return self.detector.reference_pixels
 
     def accelerated(self, compiler: Compiler | None = compiled) -> "Defense":
-        """A copy for attackers in a hurry: the same test, its networks in bf16, folded and compiled (`models/fast.py`).
+        """A copy for attackers in a hurry: the same statistic, its networks in bf16, folded and compiled (`models/fast.py`).
 
         It is what this defence is up to rounding, and good for gradients; decide, score and save with the defence itself.
         """
@@ -191,6 +200,7 @@ class Defense(nn.Module):
             named = tuple(f"network.{one}" for one in source)
         quick = Defense(classifier, self.detector, denoiser, self.config, named, self.about)
         quick.settled = source is None and isinstance(classifier, Fast)
+        quick.exact = self
         if compiler is not None and quick.settled:  # of what is not ours, nobody knows what a compiler would meet
             for step in (quick.look, quick.rescue):
                 ready = compiler(step)

@@ -88,6 +88,9 @@ def test_counted_counts_images_as_often_as_they_are_computed(batch):
     plain = Counted(Plain(lambda x: x.flatten(1)))
     plain.logits(images, draws=7)  # a deterministic route is computed once, however many draws are asked for
     assert plain.queries == 5
+    plain.embed(images)
+    plain.witness(images[:2], images)
+    assert plain.queries == 5 + 5 + 7
 
 
 def test_counted_passes_on_what_it_is_asked_and_what_it_does_not_know(batch):

@@ -223,8 +223,9 @@ def test_attack_writes_images_outcomes_and_pictures(fitted, digits):
 
 def test_attack_on_some_slots_reports_what_became_of_them(fitted):
     folder, _ = fitted
-    arguments = ("--data", "digits", "--attack", "fgsm", "--eps", "0.2", "--images", "40", "--slots", "10%", "--json")
+    arguments = ("--data", "digits", "--attack", "fgsm", "--images", "40", "--slots", "10%", "--json")
     summary = json.loads(twoprong("attack", "bundle", *arguments, cwd=folder).stdout)
+    assert summary["eps"] == tp.load(folder / "bundle").config.attack.eps  # the budget that it was fitted for
     assert summary["slots_attacked"] == summary["images_changed"] == 4
     whole = (4 * summary["accuracy_on_slots"] + 36 * summary["accuracy_on_others"]) / 40
     assert summary["accuracy"] == pytest.approx(whole)
@@ -258,7 +259,10 @@ def test_a_work_directory_with_other_peoples_files_keeps_them(tmp_path):
     [
         (("bundle", "--attack", "pdg"), "did you mean pgd?"),
         (("bundle", "--attack", "pgd", "--eps", "8/x"), "8/255"),
-        (("bundle", "--attack", "pgd", "--norm", "l7"), "linf, l2"),
+        (("bundle", "--attack", "pgd", "--eps", "8"), "8/255?"),
+        (("bundle", "--attack", "pgd", "--norm", "l7", "--eps", "1"), "linf, l2"),
+        (("bundle", "--attack", "pgd", "--norm", "l2"), "expected --eps beside it"),
+        (("bundle", "--attack", "pgd", "--pictures", "bundle/manifest.json"), "there is a file"),
         (("bundle", "--attack", "pgd", "--set", "stepz=3"), "steps"),
         (("bundle", "--attack", "pgd", "--set", "steps=0"), "steps: expected"),
         (("bundle", "--attack", "pgd", "--slots", "120%"), "share"),

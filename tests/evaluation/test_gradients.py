@@ -3,7 +3,7 @@
 import pytest
 
 from twoprong.defense import Defense
-from twoprong.evaluation.gradients import check_gradients
+from twoprong.evaluation.gradients import check_copy, check_gradients
 
 EPS = 0.2
 
@@ -39,3 +39,27 @@ def test_a_statistic_that_is_cut_off_is_caught(defense, digits):
     found = check_gradients(hidden, digits.test[:40], EPS, "linf", 0)
     assert found["status"] == "failed"
     assert "statistic" in found["detail"]
+
+
+def test_a_copy_in_half_precision_passes_and_one_of_something_else_is_caught(defense, digits):
+    quick = defense.accelerated(None)
+    found = check_copy(defense, quick, digits.test[:40], EPS, 0)
+    assert found["status"] == "passed", found["detail"]
+    assert min(found["values"].values()) > 0.9
+
+    class Masked(Defense):
+        def denoise(self, images, generator=None):
+            return super().denoise(images.round(decimals=1).detach() + 0 * images, generator)
+
+    masked = Masked(quick.classifier, quick.detector, quick.denoiser, quick.config)
+    found = check_copy(defense, masked, digits.test[:40], EPS, 0)
+    assert (found["status"], found["values"]["clean_alike"] > 0.9) == ("failed", True)
+    assert "denoise alike" in found["detail"]
+
+    class Deaf(Defense):
+        def statistic(self, images, reference=None):
+            return super().statistic(images.detach(), reference)
+
+    deaf = Deaf(quick.classifier, quick.detector, quick.denoiser, quick.config)
+    found = check_copy(defense, deaf, digits.test[:40], EPS, 0)
+    assert (found["status"], "cannot be differentiated" in found["detail"]) == ("failed", True)

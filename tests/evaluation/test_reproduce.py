@@ -189,7 +189,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(runs, monkeypatch, tmp_path, d
     crafted = count_calls(monkeypatch, Workshop, "_craft")
 
     def run(out, resume=False, progress=lambda *report: None):
-        return reproduce("two-pronged", "smoke", digits, out, work=work, images=150, resume=resume, progress=progress)
+        return reproduce("two-pronged", "smoke", digits, out, work=work, images=200, resume=resume, progress=progress)
 
     def kill(stage, done, total, note=""):
         if stage == "attack" and note == "paper" and done == 1:
@@ -201,7 +201,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(runs, monkeypatch, tmp_path, d
     with pytest.raises(InputError, match="--resume"):
         run(tmp_path / "killed")
     resumed = run(tmp_path / "killed", resume=True)
-    assert len(crafted) == 8  # four attacked cells of a batch of 100 and one of 50; the first batch was there
+    assert len(crafted) == 8  # four attacked cells of two batches of 100; the first batch was there
     assert without_seconds(resumed) == without_seconds(run(tmp_path / "undisturbed"))
     assert len(crafted) == 8
     with pytest.raises(InputError, match="other weights, images or settings"):
@@ -241,6 +241,13 @@ def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
     results = reproduce("bpda", "smoke", digits, tmp_path, trained=lambda name: given)
     bundle = cells_of(results)[0]["bundle"]
     assert fingerprint(tp.load(tmp_path / bundle).classifier) == fingerprint(given)
+
+
+def test_batches_that_are_attacked_are_whole(tmp_path, digits, classifier):
+    shop = Workshop(tmp_path, digits, load_experiment("bpda").smoke, 0, trained=lambda name: classifier)
+    spec = Spec(classifier="cnn", bare=True, measure="attacked", attack="noise", batch_size=40)
+    made = shop.attacked(spec, shop.subject(spec), digits.test[:100])
+    assert [len(batch.images) for batch in made] == [40, 40]
 
 
 def test_a_given_surrogate_is_the_one_that_attacks_are_made_on(tmp_path, digits):
@@ -309,6 +316,7 @@ def test_an_unknown_name_is_told_the_nearest():
     run = invoke("table-linf")
     assert isinstance(run.exception, InputError)
     assert "did you mean table1-linf?" in str(run.exception)
+    assert str(invoke("zzz").exception).endswith("got 'zzz'")
 
 
 def test_a_mistake_leaves_nothing_behind(tmp_path):

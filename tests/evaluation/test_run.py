@@ -1,5 +1,6 @@
 """`evaluate` as a whole: the same numbers however it is called, killed or not, and recomputed by hand."""
 
+import copy
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.course import Plan
 from twoprong.evaluation.protocols import Item
+from twoprong.storage import fingerprint
 
 EPS = 0.2
 SIZES = ["--images", "20", "--batch-size", "10"]
@@ -269,6 +271,18 @@ def test_labels_that_the_classifier_does_not_have_are_refused(defense, digits):
         tp.evaluate(defense, digits.test.images[:20], torch.full((20,), 12), batch_size=20)
 
 
+def test_a_classifier_in_training_mode_is_evaluated_as_deployed_and_left_as_it_was(defense, digits):
+    other = copy.deepcopy(defense)
+    other.classifier.train()
+    before = fingerprint(other)
+    item = Item("noise", "noise", Noise(eps=0.2), "bare")
+    found, expected = (
+        tp.evaluate(one, digits.test[:80], protocol=[item], batch_size=40, count=40).results for one in (other, defense)
+    )
+    assert fingerprint(other) == before
+    assert found["clean"] == expected["clean"]
+
+
 def test_training_images_need_no_labels(defense, digits):
     results = tp.evaluate(
         defense, digits.test[:20], protocol=ITEMS[:1], batch_size=20, train=digits.train.images, precision="bf16"
@@ -291,6 +305,18 @@ def test_whatever_decides_a_number_is_in_the_key(defense, digits, change):
 
     usual = key([ITEMS[0]], {"eps": EPS, "batch_size": 20, "seed": 0, "precision": "fp32"})
     assert key(items, settings) != usual
+
+
+def test_results_go_to_a_folder_of_their_own(defense, digits, tmp_path):
+    (tmp_path / "file").touch()
+    for folder, name in (("bundle", "manifest.json"), ("earlier", "results.json")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).touch()
+    for place, words in (("file", "this is a file"), ("bundle", "holds a bundle"), ("earlier", "by --resume")):
+        with pytest.raises(InputError, match=words):
+            tp.evaluate(defense, digits.test[:20], protocol=ITEMS[:2], batch_size=20, out=tmp_path / place)
+    with pytest.raises(InputError, match="norm: expected one of linf, l2"):
+        tp.evaluate(defense, digits.test[:20], norm="l3")
 
 
 def test_results_of_another_run_are_not_resumed(defense, digits, tmp_path):

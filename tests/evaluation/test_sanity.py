@@ -86,6 +86,15 @@ def test_a_classifier_without_gradients_is_caught_and_the_rest_goes_on(defense, 
     assert evaluation.results["detector"] == {}
 
 
+def test_an_attack_that_fails_for_another_reason_is_not_left_out(defense, digits):
+    class Failing(Evade):
+        def perturb(self, target, images, labels, generator):
+            raise RuntimeError("expected grad_output to have another layout")
+
+    with pytest.raises(RuntimeError, match="another layout"):
+        evaluate(defense, digits.test[:80], protocol=[*SHORT, Item("evade", "adaptive", Failing())], batch_size=40, count=40)
+
+
 def test_a_quantising_step_is_caught(defense, digits):
     class Quantised(nn.Module):
         def __init__(self, inner):

@@ -17,7 +17,7 @@ from twoprong.data.tensors import check_images, check_labels
 from twoprong.errors import InputError
 
 Model = Target | Callable[[Tensor], Tensor]
-REVISION = 2  # raised when an attack finds something else with the same settings: what was found before is not gone on with
+REVISION = 3  # raised when an attack finds something else with the same settings: what was found before is not gone on with
 CPU_VALUES = 2**18  # pixel values in one pass on a CPU: larger ones are slower, and running out of memory ends the process
 
 
@@ -56,6 +56,8 @@ class Attack(ABC):
     def __post_init__(self) -> None:
         if self.norm not in NORMS:
             raise InputError(f"norm: expected one of {', '.join(NORMS)}, got {self.norm!r}")
+        if self.norm == "linf" and isinstance(self.eps, int | float) and self.eps > 1:
+            raise InputError(f"eps: expected at most 1 for linf, pixels are in [0, 1], got {self.eps:g}; {self.eps:g}/255?")
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)
             number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -120,7 +120,7 @@ class Plain:
 class Counted:
     """A Target that counts what it is asked: `queries` is the number of images, each as often as it was computed.
 
-    Whatever else the target offers (the features and the reference that `match` reads) is passed on.
+    Whatever else the target offers (the reference that `match` reads, the images that BPDA then asks about) is passed on.
     """
 
     def __init__(self, target: Target) -> None:
@@ -144,6 +144,14 @@ class Counted:
         self.queries += len(images)
         return self.target.decide(images, generator)
 
+    def embed(self, images: Tensor) -> Tensor:
+        self.queries += len(images)
+        return transparent(self.target).embed(images)
+
+    def witness(self, images: Tensor, others: Tensor) -> Tensor:
+        self.queries += len(images) + len(others)
+        return transparent(self.target).witness(images, others)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
 
@@ -155,5 +163,5 @@ def as_target(model: Target | Callable[[Tensor], Tensor]) -> Target:
 
 def modules_of(target: object) -> list[nn.Module]:
     """Every torch module behind a target or a model."""
-    inner = getattr(target, "model", None) if isinstance(target, Plain) else target
+    inner = getattr(target, "defense", getattr(target, "model", None)) if isinstance(target, Plain) else target
     return list(inner.modules()) if isinstance(inner, nn.Module) else []

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from twoprong.attacks import ATTACKS, Attack, Partial
 from twoprong.attacks.base import Model
+from twoprong.bundle import read_manifest
 from twoprong.cli.classifier import get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import out, print_json, progress_bars
@@ -37,8 +38,10 @@ def attack(
     classifier: Annotated[str | None, typer.Option(help="A classifier: NAME with --weights, or MODULE:FACTORY.")] = None,
     weights: Annotated[Path | None, typer.Option(help="The classifier's weights, a .safetensors file.")] = None,
     bare: Annotated[bool, typer.Option("--bare", help="Attack the bundle's classifier alone.")] = False,
-    eps: Annotated[str, typer.Option(help="The budget, such as 8/255 or 0.5.")] = "8/255",
-    norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
+    eps: Annotated[
+        str | None, typer.Option(help="The budget, such as 8/255 or 0.5.", show_default="the bundle's, or 8/255")
+    ] = None,
+    norm: Annotated[str | None, typer.Option(help="linf or l2.", show_default="the bundle's, or linf")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the attack, such as steps=100; may be repeated.")
     ] = None,
@@ -57,7 +60,9 @@ def attack(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary for machines.")] = False,
 ) -> None:
     """Attack a bundle, or a bare classifier, with whole batches of test images."""
-    chosen = make_attack(name, eps, norm, assignments or [], slots)
+    if bundle is None and classifier is None:
+        raise InputError("expected a BUNDLE, or --classifier for a bare classifier, got neither")
+    chosen = make_attack(name, *_budget(bundle, eps, norm), assignments or [], slots)
     where = choose(device)
     inner = resolve(precision, where)
     source = get_data(data, bundle, data_root, image_size).to(where)
@@ -65,7 +70,9 @@ def attack(
     part = source.test[:images]
     size = min(batch_size, len(part))
     _check_sizes(model, len(part), size)
-    for place in (file and file.parent, pictures):
+    for option, place in (("--out", file and file.parent), ("--pictures", pictures)):
+        if place is not None and place.exists() and not place.is_dir():
+            raise InputError(f"{option}: expected a directory at {place}, there is a file")
         if place is not None:
             place.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
@@ -88,8 +95,27 @@ def attack(
         return
     table = Table(show_header=False, title=f"{name} on {bundle or classifier}{' (bare)' if bare else ''}")
     for key, value in summary.items():
-        table.add_row(key.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else escape(str(value)))
+        table.add_row(key.replace("_", " "), escape(_shown(key, value)))
     out.print(table)
+
+
+def _shown(key: str, value: Any) -> str:
+    """A number of the summary as a reader wants it."""
+    if key == "accuracy_interval":
+        return f"{value[0]:.1%} to {value[1]:.1%}"
+    if key.startswith("accuracy"):
+        return f"{value:.1%}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {setting}" for name, setting in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _budget(bundle: Path | None, eps: str | None, norm: str | None) -> tuple[str, str]:
+    """The budget and its norm: as asked for, else those that the bundle was fitted for."""
+    fitted = {"eps": "8/255", "norm": "linf"} if bundle is None else read_manifest(bundle)["config"]["attack"]
+    if eps is None and norm not in (None, fitted["norm"]):
+        raise InputError(f"--norm {norm}: expected --eps beside it, a budget for this norm")
+    return str(fitted["eps"]) if eps is None else eps, norm or fitted["norm"]
 
 
 def make_attack(name: str, eps: str, norm: str, assignments: list[str], slots: str | None) -> Attack:
@@ -128,8 +154,6 @@ def number(option: str, text: str) -> float:
 def _target(
     bundle: Path | None, classifier: str | None, weights: Path | None, bare: bool, source: Any, where: torch.device
 ) -> Model:
-    if bundle is None and classifier is None:
-        raise InputError("expected a BUNDLE, or --classifier for a bare classifier, got neither")
     given = get_trained(classifier, weights, source).to(where) if classifier is not None else None
     if bundle is None:
         assert given is not None

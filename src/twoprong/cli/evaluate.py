@@ -76,7 +76,6 @@ def evaluate(
     given = get_trained(classifier, weights, source) if classifier is not None else None
     defense = get_defense(bundle, given, source)
     second = get_defense(against, given if _needs(against) else None, source) if against is not None else None
-    directory.mkdir(parents=True, exist_ok=True)
     with progress_bars() as progress:
         evaluation = run_evaluation(
             defense,

@@ -7,7 +7,7 @@ from twoprong.attacks.base import Attack
 from twoprong.data.tensors import Labelled
 from twoprong.evaluation import sanity
 from twoprong.evaluation.course import CHECKS_COST, Course
-from twoprong.evaluation.gradients import check_gradients
+from twoprong.evaluation.gradients import check_copy, check_gradients
 from twoprong.evaluation.protocols import Item
 from twoprong.evaluation.store import Piece
 from twoprong.evaluation.subjects import judge
@@ -25,13 +25,14 @@ def checked(course: Course) -> Labelled:
 
 def first_checks(course: Course) -> list[dict[str, Any]]:
     """What can be checked before anything is attacked."""
-    plan, check = course.plan, checked(course)
+    plan, check, copy = course.plan, checked(course), course.targets["defense"]
 
     def make() -> Piece:
         return {}, {
             "checks": [
                 sanity.unseen(plan.defense, plan.data),
                 check_gradients(plan.defense, check, plan.eps, plan.norm, plan.seed),
+                *([check_copy(plan.defense, copy, check, plan.eps, plan.seed)] if copy is not plan.defense else []),
                 sanity.swapped(plan.defense, check, plan.seed),
                 sanity.large_budget(plan.defense, check, plan.seed),
             ]

@@ -184,7 +184,7 @@ def load_experiment(name: str) -> Experiment:
     if name not in NAMES:
         near = get_close_matches(name, NAMES, 1)
         raise InputError(
-            f"NAME: expected one of {', '.join(NAMES)}, got {name!r}{f'; did you mean {near[0]}?' * bool(near)}"
+            f"NAME: expected one of {', '.join(NAMES)}, got {name!r}{f'; did you mean {near[0]}?' if near else ''}"
         )
     own, shared = _read(name), _read("scales")
     for scale in ("full", "smoke"):

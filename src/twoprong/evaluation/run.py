@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoprong.attacks.base import evaluating
+from twoprong.attacks.norms import NORMS
 from twoprong.data.tensors import as_labelled, check_images
 from twoprong.defense import Defense
 from twoprong.errors import InputError
@@ -80,6 +82,8 @@ def evaluate(
     compute in `precision`; scores do not.
     """
     fitted = defense.config.attack
+    if norm is not None and norm not in NORMS:
+        raise InputError(f"norm: expected one of {', '.join(NORMS)}, got {norm!r}")
     if eps is None and norm not in (None, fitted.norm):
         raise InputError(f"eps: expected a budget beside norm {norm!r}; the defence was fitted for {fitted.norm}")
     data = as_labelled(images, labels)
@@ -99,12 +103,24 @@ def evaluate(
         precision,
     )
     folder = None if out is None else Path(out)
+    if folder is not None:
+        _check_folder(folder, resume)
     store = Store(None if folder is None else folder / "work", plan.key, resume)
-    with threads(sensible(data.images, plan.batch_size)):
+    with threads(sensible(data.images, plan.batch_size)), evaluating(defense), evaluating(against):
         results = _results(Course(plan, store, progress), command, source)
     if folder is not None:
         _write(results, folder)
     return Evaluation(results)
+
+
+def _check_folder(folder: Path, resume: bool) -> None:
+    """Results go to a folder of their own."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: expected a directory for the results, this is a file")
+    if (folder / "manifest.json").exists():
+        raise InputError(f"{folder}: holds a bundle; choose another --out")
+    if (folder / "results.json").exists() and not resume:
+        raise InputError(f"{folder}: holds an earlier run; go on with it by --resume, or choose another --out")
 
 
 def _pictures(train: Images | None) -> Tensor | None:

@@ -214,8 +214,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _mean_error(values: Sequence[float]) -> tuple[float, float]:
     """The mean and its standard error."""
-    mean = _mean(values)
-    return mean, (sum((value - mean) ** 2 for value in values) ** 0.5) / max(1, len(values) - 1)
+    mean, count = _mean(values), len(values)
+    return mean, (sum((value - mean) ** 2 for value in values) / (count * max(1, count - 1))) ** 0.5
 
 
 def in_ball(attacks: Sequence[Mapping[str, Any]]) -> Finding:
@@ -285,7 +285,7 @@ def monotone(curve: Sequence[Mapping[str, Any]], targets: Mapping[str, str], ima
         "monotone in the budget",
         "Does what the best attack of each budget leaves fall as the budget grows?",
         "failed" if problems else "not converged" if erratic else "passed",
-        "; ".join([*problems, *erratic]) or "it does",
+        "; ".join([*problems, *erratic]) or f"it does, of {', '.join(dict.fromkeys(targets.values()))}",
     )
 
 
@@ -310,7 +310,8 @@ def false_alarms(detector: Mapping[str, Any], calibrated: bool) -> Finding:
         f"Are at most {asked:.0%} of unseen clean batches flagged, at every batch size?",
         not high if calibrated else "not applicable",
         "; ".join(f"size {entry['size']}: {entry['rate']:.1%}" for entry in high)
-        or f"at most {worst['rate']:.1%} (batches of {worst['size']})",
+        or f"at most {worst['rate']:.1%} (batches of {worst['size']}; "
+        f"so many could as well be {worst['interval'][0]:.1%} to {worst['interval'][1]:.1%})",
         worst=worst["rate"],
     )
 

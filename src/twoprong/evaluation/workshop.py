@@ -137,7 +137,7 @@ class Workshop:
         return Defense(made.classifier, test, made.denoiser, changed, made.features.source, made.about)
 
     def attacked(self, spec: Spec, subject: Subject, part: Labelled) -> list[Crafted]:
-        """The images in order, in batches, each attacked as a whole; a last batch too small to be tested is left out."""
+        """The images in order, in batches, each attacked as a whole; what does not fill a last batch is left out."""
         asked = (spec.model_copy(update={"share": None}), subject, part.images.shape)
         if self._latest is None or self._latest[0] != asked:  # the cells of a row often differ in the share only
             self._latest = asked, self._attacked(spec, subject, part)
@@ -151,8 +151,7 @@ class Workshop:
         settings = [known, spec.attack, asdict(attack), REVISION, size, self.seed, self.precision]
         key = fingerprint(target, settings, part.images, part.labels)
         store = Store(self.folder / "attacked" / key[:16], key, resume=True)
-        least = self.scale.config(spec, self.seed).detector.min_batch_size
-        batches = [part[start : start + size] for start in range(0, len(part), size) if len(part) - start >= least]
+        batches = [part[start : start + size] for start in range(0, len(part) - size + 1, size)]
         if self._quick is None or self._quick[0] is not target:  # to compile it again would take longer than many an attack
             self._quick = target, accelerated(target, self.precision, part.images)
         quick, made = self._quick[1], []

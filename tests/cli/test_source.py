@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from twoprong.cli.classifier import get_classifier
-from twoprong.cli.source import get_data
+from twoprong.cli.source import get_data, say_fewer
 from twoprong.config import FitConfig
 from twoprong.errors import BundleError, InputError
 from twoprong.progress import silent
@@ -33,3 +33,12 @@ def test_nothing_is_learned_from_test_images(tmp_path):
     for weights in (None, tmp_path / "weights.safetensors"):
         with pytest.raises(InputError, match=r"--data cifar10-small: expected images to learn from, .*500 test images only"):
             get_classifier("cnn", weights, data, FitConfig(), tmp_path, False, silent, "fp32")
+
+
+def test_who_asks_for_more_images_than_there_are_is_told(capsys):
+    data = get_data("cifar10-small", None, None, None)
+    for wanted in (None, 500):
+        say_fewer(wanted, data)
+        assert capsys.readouterr().err == ""
+    say_fewer(501, data)
+    assert "--images 501: cifar10-small has 500 test images" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from twoprong.bundle import read_manifest
 from twoprong.cli.classifier import get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import out, print_json, progress_bars
-from twoprong.cli.source import KINDS, get_data
+from twoprong.cli.source import KINDS, get_data, say_fewer
 from twoprong.config import as_number, toml_value
 from twoprong.defense import Defense
 from twoprong.errors import InputError
@@ -67,6 +67,7 @@ def attack(
     inner = resolve(precision, where)
     source = get_data(data, bundle, data_root, image_size).to(where)
     model = _target(bundle, classifier, weights, bare, source, where)
+    say_fewer(images, source)
     part = source.test[:images]
     size = min(batch_size, len(part))
     _check_sizes(model, len(part), size)

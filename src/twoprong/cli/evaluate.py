@@ -15,7 +15,7 @@ from twoprong.cli.attack import number
 from twoprong.cli.classifier import get_classifier, get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
-from twoprong.cli.source import KINDS, get_data
+from twoprong.cli.source import KINDS, get_data, say_fewer
 from twoprong.config import PRESETS, FitConfig
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
@@ -73,6 +73,7 @@ def evaluate(
     where = choose(device)
     inner = resolve(precision, where)
     source = get_data(data, bundle, data_root, image_size).to(where)
+    say_fewer(images, source)
     given = get_trained(classifier, weights, source) if classifier is not None else None
     defense = get_defense(bundle, given, source)
     second = get_defense(against, given if _needs(against) else None, source) if against is not None else None

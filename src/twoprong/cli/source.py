@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from twoprong.cli.output import err
 from twoprong.data.sources import SOURCES, load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
@@ -18,3 +19,11 @@ def get_data(data: str | None, bundle: Path | None, root: Path | None, image_siz
         own = ", ".join(names()) or "none is installed"
         raise InputError(f"--data: expected {KINDS}, got none; only a bundle of the package ({own}) brings its own images")
     return load_data(data, root, image_size)
+
+
+def say_fewer(wanted: int | None, data: ImageData) -> None:
+    """Nobody should believe that more images were attacked than there are."""
+    if wanted is not None and wanted > len(data.test):
+        err.print(
+            f"--images {wanted}: {data.name} has {len(data.test)} test images; all of them are taken.", highlight=False
+        )

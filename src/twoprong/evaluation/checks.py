@@ -31,7 +31,7 @@ def first_checks(course: Course) -> list[dict[str, Any]]:
         return {}, {
             "checks": [
                 sanity.unseen(plan.defense, plan.data),
-                check_gradients(plan.defense, check, plan.eps, plan.norm, plan.seed),
+                check_gradients(plan.defense, check, plan.eps, plan.seed),
                 *([check_copy(plan.defense, copy, check, plan.eps, plan.seed)] if copy is not plan.defense else []),
                 sanity.swapped(plan.defense, check, plan.seed),
                 sanity.large_budget(plan.defense, check, plan.seed),

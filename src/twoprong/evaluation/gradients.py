@@ -15,7 +15,7 @@ from twoprong.seeds import generator
 ALIKE = 0.8  # cosine of two gradients, or share of equal labels; bf16 rounds away less
 
 
-def check_gradients(target: Target, batch: Labelled, eps: float, norm: str, seed: int) -> Finding:
+def check_gradients(target: Target, batch: Labelled, eps: float, seed: int) -> Finding:
     """Gradients must exist, hardly ever be zero, and agree with what the deployed function does in finite steps."""
     start = _near(batch.images, eps, seed)
     values: dict[str, Any] = {}

@@ -136,16 +136,16 @@ class Defense(nn.Module):
         Against other images (`reference`) it is the paper's form on the same kernel; nothing deployed uses that. Of an
         accelerated copy the value is the deployed one, or attackers would pass another test; the gradient is the copy's.
         """
+        deployed = None
         if self.exact is not None and reference is None:
             with torch.no_grad():
                 deployed = self.exact.statistic(images)
             if not (torch.is_grad_enabled() and images.requires_grad):
                 return deployed
-            quick = self.detector.statistic(Sample(images, self.features(images)[1]))
-            return quick + (deployed - quick.detach())
         batch = Sample(images, self.features(images)[1])
         if reference is None:
-            return self.detector.statistic(batch)
+            value = self.detector.statistic(batch)
+            return value if deployed is None else value + (deployed - value.detach())
         other, kernel = Sample(reference, self.features(reference)[1]), self.detector.kernel
         return mmd2(kernel(other, other), kernel(batch, batch), kernel(other, batch))
 

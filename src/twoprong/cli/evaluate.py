@@ -20,6 +20,7 @@ from twoprong.config import PRESETS, FitConfig
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
 from twoprong.evaluation.protocols import PROTOCOLS
+from twoprong.evaluation.run import check_folder
 from twoprong.evaluation.run import evaluate as run_evaluation
 from twoprong.models.precision import Precision as ComputePrecision
 from twoprong.progress import Progress
@@ -69,6 +70,7 @@ def evaluate(
     ):
         if file is not None and name is None:
             raise InputError(f"{option} {file}: expected {partner} beside it, got none")
+    check_folder(directory, resume)
     budget = None if eps is None else number("--eps", eps)
     where = choose(device)
     inner = resolve(precision, where)

@@ -82,9 +82,7 @@ def evaluate(
     compute in `precision`; scores do not.
     """
     fitted = defense.config.attack
-    if norm is not None and norm not in NORMS:
-        raise InputError(f"norm: expected one of {', '.join(NORMS)}, got {norm!r}")
-    if eps is None and norm not in (None, fitted.norm):
+    if eps is None and norm in NORMS and norm != fitted.norm:
         raise InputError(f"eps: expected a budget beside norm {norm!r}; the defence was fitted for {fitted.norm}")
     data = as_labelled(images, labels)
     wanted = COUNTS.get(protocol, 1000) if count is None and isinstance(protocol, str) else count
@@ -104,7 +102,7 @@ def evaluate(
     )
     folder = None if out is None else Path(out)
     if folder is not None:
-        _check_folder(folder, resume)
+        check_folder(folder, resume)
     store = Store(None if folder is None else folder / "work", plan.key, resume)
     with threads(sensible(data.images, plan.batch_size)), evaluating(defense), evaluating(against):
         results = _results(Course(plan, store, progress), command, source)
@@ -113,8 +111,8 @@ def evaluate(
     return Evaluation(results)
 
 
-def _check_folder(folder: Path, resume: bool) -> None:
-    """Results go to a folder of their own."""
+def check_folder(folder: Path, resume: bool) -> None:
+    """Results go to a folder of their own. Raises InputError where there is something else."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: expected a directory for the results, this is a file")
     if (folder / "manifest.json").exists():

@@ -93,7 +93,7 @@ class Workshop:
     def surrogate(self, spec: Spec) -> nn.Module:
         """The classifier that a transfer attack is made on: given, or of another seed, so never the protected one itself."""
         assert spec.surrogate is not None
-        if given := self.surrogates.get(spec.surrogate):
+        if (given := self.surrogates.get(spec.surrogate)) is not None:
             if fingerprint(given) == fingerprint(self._protected(spec)[0]):
                 raise InputError(
                     f"--surrogate-weights {spec.surrogate}: expected other weights than the protected classifier's"

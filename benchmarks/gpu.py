@@ -76,8 +76,9 @@ def training_step(defense: Defense, bf16: bool) -> Callable[[], object]:
     labels = torch.randint(10, (500,), device="cuda")
     denoiser = channels_last(DUNet(3).cuda()).train()
     features = Features(fast(defense.classifier)) if bf16 else defense.features
+    config = DenoiserConfig()
     loss_of = objective(
-        denoiser, features, defense.detector.kernel, 0.01, "bf16" if bf16 else "fp32", compiled if bf16 else None
+        denoiser, features, defense.detector.kernel, config, "bf16" if bf16 else "fp32", compiled if bf16 else None
     )
     clean = Sample(images, sample(defense.features, images).features)
     optimiser = torch.optim.Adam(denoiser.parameters(), lr=1e-3, fused=True)
@@ -85,7 +86,7 @@ def training_step(defense: Defense, bf16: bool) -> Callable[[], object]:
 
     def step() -> None:
         optimiser.zero_grad()
-        loss = loss_of(add_noise(images, DenoiserConfig(), draw), *clean, labels)
+        loss = loss_of(add_noise(images, config, draw), *clean, labels)
         loss.backward(inputs=list(denoiser.parameters()))
         optimiser.step()
 

@@ -132,9 +132,9 @@ def test_the_whole_share_is_the_attack_itself(runs):
 def test_the_same_thing_is_not_made_twice(runs):
     work = runs[0] / "work"
     # Natural, surrogate and four adversarially trained classifiers; fits: the standard one, the same once more for its
-    # seconds, two other alphas, one without noise, two with the authors', one around each adversarially trained classifier.
+    # seconds, two other alphas, one without noise, three with the authors', one around each adversarially trained one.
     assert len(list((work / "classifiers").iterdir())) == 6
-    assert len(list((work / "bundles").iterdir())) == 11
+    assert len(list((work / "bundles").iterdir())) == 12
 
 
 def test_bundles_serve(runs, digits):
@@ -152,6 +152,11 @@ def test_bundles_serve(runs, digits):
     other = tp.load(noisy / "cnn-denoiser.noise=clamped-features-of-cnn", features=own.classifier.features)
     seen = [one(digits.test.images[:50]).statistic for one in (own, other)]
     assert seen[0] == pytest.approx(seen[1], rel=1e-4)
+    theirs = noisy / "cnn-denoiser.noise=clamped-denoiser.estimator=v-features-of-cnn"
+    theirs = tp.load(theirs, features=own.classifier.features)
+    assert theirs.config.denoiser.estimator == "v"
+    assert theirs(digits.test.images[:50]).statistic == pytest.approx(seen[0], rel=1e-4)  # its denoiser is another
+    assert fingerprint(theirs.denoiser) != fingerprint(other.denoiser)
 
 
 def count_calls(monkeypatch, owner, name):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from twoprong.config import DenoiserConfig
 from twoprong.detect.kernel import DeepKernel, Sample
-from twoprong.detect.mmd import mmd2
+from twoprong.detect.mmd import Estimator, mmd2
 from twoprong.models.features import Features
 
 
@@ -20,10 +20,19 @@ def add_noise(images: Tensor, config: DenoiserConfig, generator: torch.Generator
 
 
 def denoiser_loss(
-    denoised: Tensor, clean: Sample, labels: Tensor, features: Features, kernel: DeepKernel, alpha: float
+    denoised: Tensor,
+    clean: Sample,
+    labels: Tensor,
+    features: Features,
+    kernel: DeepKernel,
+    alpha: float,
+    estimator: Estimator = "u",
 ) -> Tensor:
-    """MMD-OPT(clean, denoised) + α·CE(classifier(denoised), labels): one pass of the classifier gives both terms."""
+    """MMD-OPT(clean, denoised) + α·CE(classifier(denoised), labels): one pass of the classifier gives both terms.
+
+    The biased estimator "v" has the kernel of each denoised image and its own clean one in it, and draws them together.
+    """
     logits, deep = features(denoised)
     seen = Sample(denoised, deep)
-    discrepancy = mmd2(kernel(clean, clean), kernel(seen, seen), kernel(clean, seen))
+    discrepancy = mmd2(kernel(clean, clean), kernel(seen, seen), kernel(clean, seen), estimator=estimator)
     return discrepancy + alpha * F.cross_entropy(logits, labels)

@@ -44,7 +44,7 @@ def train_denoiser(
     draw = generator(seed, "denoiser noise", device=device)
     done = checkpoint.load(denoiser, optimiser, draw) if checkpoint else 0
     size = min(config.batch_size, count)
-    loss_of = objective(denoiser, features, kernel, config.alpha, precision, compiler_for(precision, adversarial))
+    loss_of = objective(denoiser, features, kernel, config, precision, compiler_for(precision, adversarial))
     with evaluating(features.classifier):
         for epoch in range(done, config.epochs):
             for group in optimiser.param_groups:
@@ -70,7 +70,7 @@ def objective(
     denoiser: DUNet,
     features: Features,
     kernel: DeepKernel,
-    alpha: float,
+    config: DenoiserConfig,
     precision: Precision,
     compiler: Compiler | None,
 ) -> Callable[..., Tensor]:
@@ -79,7 +79,8 @@ def objective(
     def loss_of(noisy: Tensor, pixels: Tensor, deep: Tensor, labels: Tensor) -> Tensor:
         with computing(precision, noisy.device):
             denoised = denoiser(noisy).clamp(0, 1)
-        return denoiser_loss(denoised, Sample(pixels, deep), labels, features, kernel, alpha)
+        clean = Sample(pixels, deep)
+        return denoiser_loss(denoised, clean, labels, features, kernel, config.alpha, config.estimator)
 
     # As one graph: the launches of the loss alone would take a fifth of a step.
     return loss_of if compiler is None else compiler(loss_of, mode="reduce-overhead")

@@ -38,6 +38,7 @@ Positive = Annotated[Number, Field(gt=0)]
 Share = Annotated[Number, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 SmallBatchPolicy = Literal["denoise", "classify", "error"]
+Estimator = Literal["u", "v"]  # of MMD²: unbiased, biased
 
 
 class Settings(BaseModel):
@@ -129,7 +130,7 @@ class DenoiserConfig(Settings):
     alpha: Annotated[Number, Field(ge=0)] = 1e-2
     sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
     noise: Literal["symmetric", "clamped"] = "symmetric"  # clamped to [0, 1] before it is added: what the authors' code does
-    estimator: Literal["u", "v"] = "u"  # of MMD in the loss: the paper's, unbiased, or the authors' code's, biased
+    estimator: Estimator = "u"  # of MMD in the loss: the paper's, unbiased, or the authors' code's, biased
     # The kernel in the loss: the paper's where it starts (its rate leaves it there), or the detector's, which on photographs
     # has learned to look past the pixels and guides to worse ones.
     guide: Literal["median", "detector"] = "median"

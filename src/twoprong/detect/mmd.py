@@ -1,13 +1,10 @@
 """The two-sample statistic from Gram matrices: MMD², its variance, and the power objective J (paper, section 4)."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from twoprong.config import Estimator
 from twoprong.errors import InputError
-
-Estimator = Literal["u", "v"]
 
 
 def mmd2(k_xx: Tensor, k_yy: Tensor, k_xy: Tensor, *, estimator: Estimator = "u", paired: bool | None = None) -> Tensor:

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoprong.config import DenoiserConfig
+from twoprong.config import DenoiserConfig, Estimator
 from twoprong.detect.kernel import DeepKernel, Sample
-from twoprong.detect.mmd import Estimator, mmd2
+from twoprong.detect.mmd import mmd2
 from twoprong.models.features import Features
 
 

@@ -206,6 +206,28 @@ def test_a_table_of_the_paper_cell_by_cell(tree):
     assert "`table1-linf`" not in missing
 
 
+def test_several_runs_of_one_table_stand_in_one_table(tree):
+    shutil.copytree(tree / "results/table1-linf", tree / "results/more")
+    index = tree / "results/index.toml"
+    index.write_text(index.read_text() + '[more]\nkind = "reproduction"\ntitle = "not shown"\n')
+
+    def other_row(results):
+        results.update(columns=["Robust"], note="Newer words.", rows=[{"name": "Other", "cells": [cell("Robust", 55.5)]}])
+        results.update(quoted=[{"name": "DAD", "paper": [67.53]}, {"name": "Third", "paper": [1.0]}])
+        results["run"]["command"] = "twoprong reproduce table1-linf --only Other"
+
+    change(tree, "more", other_row)
+    text = tables.filled(tree)["docs/reproduce.md"]
+    assert text.count("###") == 1
+    assert "not shown" not in text
+    assert "Newer words." in text
+    assert row(text, "DAD | Robust")[3] == "65.43"  # measured by the first run, only quoted in the second
+    assert row(text, "Other | Robust")[3] == "55.50"
+    assert row(text, "Other | Clean")[3] == row(text, "Third | Robust")[3] == "not run"
+    assert "by `twoprong reproduce table1-linf`" in text
+    assert "by `twoprong reproduce table1-linf --only Other`" in text
+
+
 def test_a_classifier_alone_stands_beside_the_classifier_alone(tree):
     change(tree, "table1-linf", lambda results: results["rows"][0]["cells"][1]["spec"].update(bare=True))
     assert row(tables.filled(tree)["docs/reproduce.md"], "DAD | Robust")[5].startswith("1.0 %")

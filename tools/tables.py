@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _region(match: re.Match[str], published: Published, base: str) -> str:
     elif published.runs[name].kind == "evaluation":
         body = _subjects(published.runs[name], base)
     else:
-        body = _reproduction(published.runs[name], published, base)
+        body = _reproduction([published.runs[name]], published, base)
     return f"<!-- table: {name} -->\n{body}\n<!-- end -->"
 
 
@@ -148,30 +149,42 @@ def _reproductions(published: Published, base: str) -> str:
     """The paper's tables that were measured, in its order, and the names of those that were not."""
     there = sorted(published.of("reproduction"), key=lambda run: PAPER.index(run.results["name"]))
     missing = [f"`{name}`" for name in PAPER if name not in {run.results["name"] for run in there}]
-    parts = [_reproduction(run, published, base) for run in there]
+    same = groupby(there, key=lambda run: (run.results["name"], run.results["run"]["classifier"]))
+    parts = [_reproduction(list(runs), published, base) for _, runs in same]
     return "\n\n".join([*parts, *([f"Not run yet: {', '.join(missing)}."] if missing else [])])
 
 
-def _reproduction(run: Run, published: Published, base: str) -> str:
-    """A table of the paper, cell by cell; `strong` stands where an evaluation attacked the same with everything we know."""
-    results = run.results
-    rows = []
-    for row in results["rows"]:
-        beside = [published.runs[name] for name in run.strong.get(row["name"], ())]
-        rows += [[_cell(row["name"]), *_measured(cell, beside)] for cell in row["cells"]]
-    units = [cell["unit"] for cell in results["rows"][0]["cells"]]
-    for row in results["quoted"]:
-        for column, value, unit in zip(results["columns"], row["paper"], units, strict=True):
-            rows.append([_cell(row["name"]), _cell(column), _number(value, unit), "not run", *[""] * 5])
+def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
+    """A table of the paper, cell by cell; `strong` stands where an evaluation attacked the same with everything we know.
+
+    Several runs of it, each of other rows, stand in one table, under the first one's title and with the last one's words.
+    """
+    results = runs[-1].results
+    rows, quoted = list[list[str]](), dict[tuple[str, str], list[str]]()
+    for run in runs:
+        for row in run.results["rows"]:
+            beside = [published.runs[name] for name in run.strong.get(row["name"], ())]
+            rows += [[_cell(row["name"]), *_measured(cell, beside)] for cell in row["cells"]]
+        units = [cell["unit"] for cell in run.results["rows"][0]["cells"]]
+        for row in run.results["quoted"]:
+            for column, value, unit in zip(run.results["columns"], row["paper"], units, strict=True):
+                quoted[row["name"], column] = [_cell(row["name"]), _cell(column), _number(value, unit), "not run", *[""] * 5]
+    measured = {(row["name"], cell["column"]) for run in runs for row in run.results["rows"] for cell in row["cells"]}
+    rows += [line for key, line in quoted.items() if key not in measured]
     head = ["row", "column", "paper", "ours, by its protocol", "95 %", "by `strong`", "images", "flagged", "minutes"]
     instead = results["run"]["classifier"]
     parts = [
-        f"### {_cell(run.title)}",
+        f"### {_cell(runs[0].title)}",
         f"{results['source']}: {results['title']}. {results['note']}",
         f"Every protected classifier was a {instead}, whatever a row is called." if instead else "",
         _table(head, rows),
-        _origin(run, base),
-        *(f"`strong`, {row}: {_origin(published.runs[name], base)}" for row, names in run.strong.items() for name in names),
+        *(_origin(run, base) for run in runs),
+        *(
+            f"`strong`, {row}: {_origin(published.runs[name], base)}"
+            for run in runs
+            for row, names in run.strong.items()
+            for name in names
+        ),
     ]
     return "\n\n".join(part for part in parts if part)
 

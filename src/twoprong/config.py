@@ -131,8 +131,8 @@ class DenoiserConfig(Settings):
     sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
     noise: Literal["symmetric", "clamped"] = "symmetric"  # clamped to [0, 1] before it is added: what the authors' code does
     estimator: Estimator = "u"  # of MMD in the loss: the paper's, unbiased, or the authors' code's, biased
-    # The kernel in the loss: the paper's where it starts (its rate leaves it there), or the detector's, which on photographs
-    # has learned to look past the pixels and guides to worse ones.
+    # The kernel in the loss: the paper's at the median distances, not learned, or the detector's, which on photographs has
+    # learned to look past the pixels and guides to worse ones.
     guide: Literal["median", "detector"] = "median"
 
 

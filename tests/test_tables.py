@@ -224,8 +224,13 @@ def test_several_runs_of_one_table_stand_in_one_table(tree):
     assert row(text, "DAD | Robust")[3] == "65.43"  # measured by the first run, only quoted in the second
     assert row(text, "Other | Robust")[3] == "55.50"
     assert row(text, "Other | Clean")[3] == row(text, "Third | Robust")[3] == "not run"
-    assert "by `twoprong reproduce table1-linf`" in text
-    assert "by `twoprong reproduce table1-linf --only Other`" in text
+    assert "\nDAD: [`results/table1-linf`](../results/table1-linf/results.md), by `twoprong reproduce table1-linf`" in text
+    assert "\nOther: [`results/more`](../results/more/results.md), by `twoprong reproduce table1-linf --only Other`" in text
+
+    change(tree, "more", lambda results: results["rows"][0].update(name="DAD"))
+    refused(tree, "each cell once", "table1-linf, more", "DAD / Robust")
+    change(tree, "more", lambda results: results["run"].update(classifier="other net"))
+    assert tables.filled(tree)["docs/reproduce.md"].count("###") == 2  # around another classifier: a table of its own
 
 
 def test_a_classifier_alone_stands_beside_the_classifier_alone(tree):

@@ -147,17 +147,19 @@ def _headline(runs: Sequence[Run], base: str) -> str:
 
 def _reproductions(published: Published, base: str) -> str:
     """The paper's tables that were measured, in its order, and the names of those that were not."""
-    there = sorted(published.of("reproduction"), key=lambda run: PAPER.index(run.results["name"]))
+    def table(run: Run) -> tuple[int, str]:
+        return PAPER.index(run.results["name"]), run.results["run"]["classifier"] or ""
+
+    there = sorted(published.of("reproduction"), key=table)
     missing = [f"`{name}`" for name in PAPER if name not in {run.results["name"] for run in there}]
-    same = groupby(there, key=lambda run: (run.results["name"], run.results["run"]["classifier"]))
-    parts = [_reproduction(list(runs), published, base) for _, runs in same]
+    parts = [_reproduction(list(runs), published, base) for _, runs in groupby(there, key=table)]
     return "\n\n".join([*parts, *([f"Not run yet: {', '.join(missing)}."] if missing else [])])
 
 
 def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
     """A table of the paper, cell by cell; `strong` stands where an evaluation attacked the same with everything we know.
 
-    Several runs of it, each of other rows, stand in one table, under the first one's title and with the last one's words.
+    Several runs of it, each of other cells, stand in one table, under the first one's title and with the last one's words.
     """
     results = runs[-1].results
     rows, quoted = list[list[str]](), dict[tuple[str, str], list[str]]()
@@ -169,7 +171,10 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
         for row in run.results["quoted"]:
             for column, value, unit in zip(run.results["columns"], row["paper"], units, strict=True):
                 quoted[row["name"], column] = [_cell(row["name"]), _cell(column), _number(value, unit), "not run", *[""] * 5]
-    measured = {(row["name"], cell["column"]) for run in runs for row in run.results["rows"] for cell in row["cells"]}
+    measured = [(row["name"], cell["column"]) for run in runs for row in run.results["rows"] for cell in row["cells"]]
+    if twice := {" / ".join(key) for key in measured if measured.count(key) > 1}:
+        names = ", ".join(run.name for run in runs)
+        raise PublishError([f"results/index.toml: expected each cell once in {names}, got twice {', '.join(twice)}"])
     rows += [line for key, line in quoted.items() if key not in measured]
     head = ["row", "column", "paper", "ours, by its protocol", "95 %", "by `strong`", "images", "flagged", "minutes"]
     instead = results["run"]["classifier"]
@@ -178,7 +183,7 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
         f"{results['source']}: {results['title']}. {results['note']}",
         f"Every protected classifier was a {instead}, whatever a row is called." if instead else "",
         _table(head, rows),
-        *(_origin(run, base) for run in runs),
+        *(_rows(run) * (len(runs) > 1) + _origin(run, base) for run in runs),
         *(
             f"`strong`, {row}: {_origin(published.runs[name], base)}"
             for run in runs
@@ -187,6 +192,10 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
         ),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _rows(run: Run) -> str:
+    return ", ".join(_cell(row["name"]) for row in run.results["rows"]) + ": "
 
 
 def _table1(published: Published, base: str) -> str:

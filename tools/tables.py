@@ -147,6 +147,7 @@ def _headline(runs: Sequence[Run], base: str) -> str:
 
 def _reproductions(published: Published, base: str) -> str:
     """The paper's tables that were measured, in its order, and the names of those that were not."""
+
     def table(run: Run) -> tuple[int, str]:
         return PAPER.index(run.results["name"]), run.results["run"]["classifier"] or ""
 

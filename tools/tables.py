@@ -184,7 +184,7 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
         f"{results['source']}: {results['title']}. {results['note']}",
         f"Every protected classifier was a {instead}, whatever a row is called." if instead else "",
         _table(head, rows),
-        *(_rows(run) * (len(runs) > 1) + _origin(run, base) for run in runs),
+        *((f"{_names(run)}: " if len(runs) > 1 else "") + _origin(run, base) for run in runs),
         *(
             f"`strong`, {row}: {_origin(published.runs[name], base)}"
             for run in runs
@@ -195,8 +195,8 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _rows(run: Run) -> str:
-    return ", ".join(_cell(row["name"]) for row in run.results["rows"]) + ": "
+def _names(run: Run) -> str:
+    return ", ".join(_cell(row["name"]) for row in run.results["rows"])
 
 
 def _table1(published: Published, base: str) -> str:

@@ -1,4 +1,7 @@
-"""A defence small enough to fit in seconds, shared by the tests that need one."""
+"""What tests share: a defence small enough to fit in seconds, and a real browser."""
+
+import os
+import shutil
 
 import pytest
 from torch import nn
@@ -36,3 +39,46 @@ def classifier(digits: ImageData, small_config: FitConfig) -> nn.Module:
 @pytest.fixture(scope="session")
 def defense(classifier: nn.Module, digits: ImageData, small_config: FitConfig) -> Defense:
     return fit(classifier, digits.train, config=small_config)
+
+
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = shutil.which("chromium")
+    if path is None:
+        message = "chromium is not installed (apt-get install chromium), so the report cannot be looked at"
+        if os.environ.get("CI") or os.environ.get("TWOPRONG_CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=list(QUIET))
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens a file; gives the page and the list of everything that went wrong: errors, and requests beyond the file."""
+    contexts = []
+
+    def open_file(path, size="desk", scheme="light"):
+        context = browser.new_context(viewport=SIZES[size], color_scheme=scheme)
+        contexts.append(context)
+        page, wrong = context.new_page(), []
+        page.on("console", lambda message: wrong.append(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        allowed = (path.as_uri(), "data:")
+        page.on("request", lambda request: None if request.url.startswith(allowed) else wrong.append(request.url))
+        page.goto(path.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+        return page, wrong
+
+    yield open_file
+    for context in contexts:
+        context.close()

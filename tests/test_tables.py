@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twoprong.evaluation.experiment import NAMES
+from twoprong.reproduce.tables import NAMES
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -29,7 +29,7 @@ README = "before\n\n<!-- table: headline -->\n<!-- end -->\n\n<!-- table: strong
 DOCS = "<!-- table: reproductions -->\n<!-- end -->\n"
 
 
-def tally(accuracy, rejected=0.0):
+def summarise(accuracy, rejected=0.0):
     return {"accuracy": accuracy, "interval": [0, 1], "rejected": rejected}
 
 
@@ -39,7 +39,7 @@ def worst(share, rejected=0.0):
 
 def evaluation():
     """As much of an evaluation's results as tables need."""
-    attack = {"attack": "paper", "target": "defense", "in_worst_case": True, "subjects": {"defense": tally(0.611)}}
+    attack = {"attack": "paper", "target": "defense", "in_worst_case": True, "subjects": {"defense": summarise(0.611)}}
     return {
         "kind": "evaluation",
         "reliable": True,
@@ -58,9 +58,9 @@ def evaluation():
         "defense": {"classifier": "net"},
         "clean": {
             "images": 5000,
-            "subjects": {"magnet": tally(0.9, 0.03), "bare": tally(0.95), "defense": tally(0.94)},
+            "subjects": {"magnet": summarise(0.9, 0.03), "bare": summarise(0.95), "defense": summarise(0.94)},
         },
-        "attacks": [attack, {**attack, "subjects": {"defense": tally(0.7)}}],
+        "attacks": [attack, {**attack, "subjects": {"defense": summarise(0.7)}}],
         "worst_case": {"magnet": worst(0.2, 0.4), "bare": worst(0.01), "defense": worst(0.123)},
         "sanity": [],
     }

@@ -24,8 +24,8 @@ from twoprong.data.splits import split
 from twoprong.detect.detector import Detector
 from twoprong.detect.fit import fit_kernel
 from twoprong.errors import TwoprongError
-from twoprong.evaluation.made import made_with
-from twoprong.evaluation.study import SHARES, SIZES, Pool, Study
+from twoprong.evaluation.detector.study import SHARES, SIZES, Pool, Study
+from twoprong.evaluation.provenance import made_with
 from twoprong.recipe import sample
 from twoprong.seeds import generator
 

@@ -23,8 +23,8 @@ from twoprong.attacks.pgd import PGD
 from twoprong.cli import app
 from twoprong.defense import Defense
 from twoprong.errors import InputError
-from twoprong.evaluation.course import Plan
 from twoprong.evaluation.protocols import Item
+from twoprong.evaluation.session import Plan
 from twoprong.storage import fingerprint
 
 EPS = 0.2

@@ -24,8 +24,8 @@ from twoprong.cli.source import KINDS, get_data, say_fewer
 from twoprong.config import as_number, toml_value
 from twoprong.defense import Defense
 from twoprong.errors import InputError
-from twoprong.evaluation.attacked import Attacked, attack_batches
-from twoprong.evaluation.measure import wilson
+from twoprong.evaluation.attack import Attacked, attack_batches
+from twoprong.measure import wilson
 from twoprong.storage import write_atomic
 
 

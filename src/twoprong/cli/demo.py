@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from twoprong.cli.output import out, print_json, progress_bars
-from twoprong.evaluation.demo import demo as run_demo
+from twoprong.demo.run import demo as run_demo
 
 
 def demo(

@@ -13,7 +13,7 @@ from twoprong.cli.device import Device, Precision, choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.config import PRESETS, load_config
 from twoprong.data.sources import load_data
-from twoprong.evaluation.measure import Scores, score
+from twoprong.measure import Scores, score
 from twoprong.models.train import accuracy
 from twoprong.recipe import CHECKPOINTS
 from twoprong.recipe import fit as fit_defense

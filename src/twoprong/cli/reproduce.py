@@ -19,9 +19,9 @@ from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
-from twoprong.evaluation.comparison import row_texts
-from twoprong.evaluation.experiment import NAMES, load_experiment
-from twoprong.evaluation.reproduce import reproduce as run
+from twoprong.report.reproduction import row_texts
+from twoprong.reproduce.run import reproduce as run
+from twoprong.reproduce.tables import NAMES, load_experiment
 
 
 class ScaleName(StrEnum):

@@ -8,7 +8,7 @@ from twoprong.attacks import ATTACKS
 from twoprong.attacks.base import Attack
 from twoprong.attacks.partial import Partial
 from twoprong.errors import InputError
-from twoprong.evaluation.magnet import EvadeEach
+from twoprong.evaluation.baselines.magnet import EvadeEach
 
 KNOWS_ALL = 3
 KNOWLEDGE = {"noise": 0, "transfer": 1, "bare": 2, "paper": KNOWS_ALL, "adaptive": KNOWS_ALL}
@@ -49,6 +49,11 @@ class Item:
     @property
     def _inner(self) -> Attack:
         return self.attack.attack if isinstance(self.attack, Partial) else self.attack
+
+    def file(self, batch: int) -> str:
+        """The piece of an evaluation that holds one attacked batch."""
+        name = "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in self.name)
+        return f"attacks/{name}/{batch:05d}"
 
     def cost(self) -> float:
         """A rough number of passes per image, to estimate the time left."""

@@ -16,19 +16,20 @@ from twoprong.attacks.norms import NORMS
 from twoprong.data.tensors import as_labelled, check_images
 from twoprong.defense import Defense
 from twoprong.errors import InputError
-from twoprong.evaluation.checks import first_checks, last_checks
-from twoprong.evaluation.course import FORMAT, STUDY_COST, Course, Plan
-from twoprong.evaluation.made import made_with
+from twoprong.evaluation.detector.study import study
+from twoprong.evaluation.pieces import Piece, Pieces
+from twoprong.evaluation.plan import FORMAT, Plan
 from twoprong.evaluation.protocols import Item
-from twoprong.evaluation.store import Piece, Store
-from twoprong.evaluation.strips import strips
-from twoprong.evaluation.study import study
+from twoprong.evaluation.provenance import made_with
+from twoprong.evaluation.sanity.run import first_checks, last_checks
+from twoprong.evaluation.scores import summarise, worst_case
+from twoprong.evaluation.session import STUDY_COST, Session
 from twoprong.evaluation.subjects import DRAWS
-from twoprong.evaluation.tally import tally, worst_case
 from twoprong.evaluation.threads import sensible, threads
 from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.recipe import Images
+from twoprong.report.pictures import strips
 from twoprong.storage import write_atomic
 
 COUNTS = {"quick": 200}  # images attacked; of other protocols 1,000
@@ -103,9 +104,9 @@ def evaluate(
     folder = None if out is None else Path(out)
     if folder is not None:
         check_folder(folder, resume)
-    store = Store(None if folder is None else folder / "work", plan.key, resume)
+    store = Pieces(None if folder is None else folder / "work", plan.key, resume)
     with threads(sensible(data.images, plan.batch_size)), evaluating(defense), evaluating(against):
-        results = _results(Course(plan, store, progress), command, source)
+        results = _results(Session(plan, store, progress), command, source)
     if folder is not None:
         _write(results, folder)
     return Evaluation(results)
@@ -128,20 +129,20 @@ def _pictures(train: Images | None) -> Tensor | None:
     return check_images(train) if isinstance(train, Tensor) else as_labelled(train).images
 
 
-def _results(course: Course, command: str | None, source: str | None) -> dict[str, Any]:
+def _results(session: Session, command: str | None, source: str | None) -> dict[str, Any]:
     """The content of results.json, part by part."""
-    plan = course.plan
+    plan = session.plan
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    checks = first_checks(course)
-    clean, untouched = course.clean(), course.untouched()
-    ran = [(item, entry) for item in course.items if (entry := course.attack(item, untouched)) is not None]
+    checks = first_checks(session)
+    clean, untouched = session.clean(), session.untouched()
+    ran = [(item, entry) for item in session.items if (entry := session.attack(item, untouched)) is not None]
     attacks = [entry for item, entry in ran if item.curve is None or entry["in_worst_case"]]
     curve = _curve(ran, untouched)
-    detector = _detector(course, ran)
-    worst = {name: worst_case(attacks, name) for name in course.subjects}
-    checks += last_checks(course, untouched, ran, curve, detector)
-    pictures = strips(plan.defense, course.part(0), _shown(course, ran), plan.seed)
-    course.clock.finish()
+    detector = _detector(session, ran)
+    worst = {name: worst_case(attacks, name) for name in session.subjects}
+    checks += last_checks(session, untouched, ran, curve, detector)
+    pictures = strips(plan.defense, session.part(0), _shown(session, ran), plan.seed)
+    session.clock.finish()
     return {
         "format": FORMAT,
         "kind": "evaluation",
@@ -153,7 +154,7 @@ def _results(course: Course, command: str | None, source: str | None) -> dict[st
             "norm": plan.norm,
             "eps": plan.eps,
             "batch_size": plan.batch_size,
-            "images": len(course.chosen()),
+            "images": len(session.chosen()),
             "draws": DRAWS,
             "precision": plan.precision,
             "key": plan.key,
@@ -169,18 +170,18 @@ def _results(course: Course, command: str | None, source: str | None) -> dict[st
             "threshold": plan.defense.threshold(plan.batch_size),
         },
         "batches": [
-            {"indices": batch.tolist(), "labels": course.part(number).labels.tolist()}
-            for number, batch in enumerate(course.batches)
+            {"indices": batch.tolist(), "labels": session.part(number).labels.tolist()}
+            for number, batch in enumerate(session.batches)
         ],
         "clean": clean,
         "attacks": attacks,
-        "not_run": course.not_run,
+        "not_run": session.not_run,
         "worst_case": worst,
         "curve": curve,
         "detector": detector,
         "sanity": checks,
         "pictures": pictures,
-        "seconds": {name: round(seconds, 2) for name, seconds in course.clock.parts.items()},
+        "seconds": {name: round(seconds, 2) for name, seconds in session.clock.parts.items()},
     }
 
 
@@ -190,7 +191,7 @@ def _curve(ran: list[tuple[Item, dict[str, Any]]], untouched: list[dict[str, Any
     def small(subjects: dict[str, Any]) -> dict[str, Any]:
         return {name: {key: one[key] for key in ("accuracy", "interval")} for name, one in subjects.items()}
 
-    nothing = small({name: tally([batch[name] for batch in untouched]) for name in untouched[0]})
+    nothing = small({name: summarise([batch[name] for batch in untouched]) for name in untouched[0]})
     lines = {item.curve: item for item, _ in ran if item.curve is not None}
     points = [
         {"eps": 0.0, "attack": name, "threat_model": item.threat, "subjects": nothing, "batches": []}
@@ -210,25 +211,25 @@ def _curve(ran: list[tuple[Item, dict[str, Any]]], untouched: list[dict[str, Any
     return sorted(points, key=lambda point: (str(point["attack"]), point["eps"]))
 
 
-def _detector(course: Course, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Any]:
+def _detector(session: Session, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Any]:
     """The detector study, on all clean images and on those that PGD on the bare classifier has attacked, if it could."""
-    plan = course.plan
+    plan = session.plan
     kept = [item for item, _ in ran if item.keep]
     if plan.eps not in [item.attack.eps for item in kept]:
         return {}
 
     def make() -> Piece:
         attacked = {
-            item.attack.eps: torch.cat([course.images(item, number) for number in range(len(course.batches))])
+            item.attack.eps: torch.cat([session.images(item, number) for number in range(len(session.batches))])
             for item in kept
         }
-        found = study(plan.defense, plan.data, course.chosen(), attacked, plan.batch_size, plan.eps, plan.seed)
+        found = study(plan.defense, plan.data, session.chosen(), attacked, plan.batch_size, plan.eps, plan.seed)
         return {}, {"detector": found}
 
-    return dict(course.piece("detector", "detector study", STUDY_COST, make)[1]["detector"])
+    return dict(session.piece("detector", "detector study", STUDY_COST, make)[1]["detector"])
 
 
-def _shown(course: Course, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Tensor]:
+def _shown(session: Session, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Tensor]:
     """The attacks whose pictures are shown: one for each threat model, the strongest on the defence."""
     best: dict[str, tuple[Item, dict[str, Any]]] = {}
     for item, entry in ran:
@@ -236,7 +237,7 @@ def _shown(course: Course, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, 
             known = best.get(item.threat)
             if known is None or entry["subjects"]["defense"]["accuracy"] < known[1]["subjects"]["defense"]["accuracy"]:
                 best[item.threat] = (item, entry)
-    return {item.name: course.images(item, 0) for item, _ in best.values()}
+    return {item.name: session.images(item, 0) for item, _ in best.values()}
 
 
 def _name(classifier: nn.Module) -> str:
@@ -245,8 +246,8 @@ def _name(classifier: nn.Module) -> str:
 
 
 def _write(results: dict[str, Any], folder: Path) -> None:
-    from twoprong.evaluation.markdown import to_markdown
-    from twoprong.evaluation.page import write_page  # matplotlib takes a second to import
+    from twoprong.report.evaluation import write_page  # matplotlib takes a second to import
+    from twoprong.report.markdown import to_markdown
 
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
     write_atomic(folder / "results.json", lambda file: file.write_text(text, encoding="utf-8"))

@@ -1,0 +1,1 @@
+"""The demo: the whole method in a minute or two, without a download."""

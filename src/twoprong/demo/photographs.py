@@ -1,0 +1,79 @@
+"""The last part of the demo: batches of photographs, clean and attacked, through the bundle that comes with the package."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from twoprong.attacks import PGD
+from twoprong.data.sources import load_data
+from twoprong.data.tensors import ImageData, Labelled
+from twoprong.defense import Decision, Defense, load
+from twoprong.models.features import full
+from twoprong.progress import Progress, silent
+from twoprong.report.demo import Shown
+from twoprong.seeds import generator
+from twoprong.shipped import names
+
+NAME = "cifar10-small"
+BATCH_SIZE = 50
+BATCHES = 5  # clean ones, and as many attacked ones of other images
+SHOWN = 8
+ATTACK = PGD(eps=8 / 255, step=2 / 255, steps=10)
+
+
+@dataclass(frozen=True, eq=False)
+class Photographs:
+    """`results` go into results.json; `shown` are the first images of an attacked batch, and what became of them."""
+
+    results: dict[str, Any]
+    shown: Shown
+
+
+def packaged(seed: int, progress: Progress = silent) -> Photographs | None:
+    """The photographs that come with the package, through the bundle that does; None where the package is without it."""
+    return photographs(load(NAME), load_data(NAME), seed, progress) if NAME in names() else None
+
+
+def photographs(defense: Defense, data: ImageData, seed: int, progress: Progress = silent) -> Photographs:
+    """Batches of test images, no image in two of them: five are left clean, PGD on the bare classifier attacks the others.
+
+    The numbers are a function of the seed and, by rounding, of the number of threads.
+    """
+    order = torch.randperm(len(data.test), generator=generator(seed, "photographs"))
+    parts = order.split(BATCH_SIZE)[: 2 * BATCHES]
+    batches = []
+    for number, index in enumerate(parts):
+        clean, attacked = data.test[index], number >= BATCHES
+        images = clean.images
+        if attacked:
+            draw = generator(seed, "photographs attack", number)
+            images = ATTACK(defense.classifier, images, clean.labels, draw).images
+        decision = defense(images, generator(seed, "photographs noise", number))
+        batches.append(_row(defense, Labelled(images, clean.labels), decision, attacked))
+        if number <= BATCHES:  # the first attacked batch is the one that is shown
+            seen = {"clean": clean.images, "attacked": images, "as classified": decision.images}
+            rows, labels = {name: some[:SHOWN] for name, some in seen.items()}, clean.labels[:SHOWN]
+        progress("photographs", number + 1, len(parts))
+    results = {
+        "bundle": NAME,
+        "data": data.name,
+        "batch_size": BATCH_SIZE,
+        "attack": {"name": "pgd", "threat_model": "bare", **asdict(ATTACK)},
+        "batches": batches,
+    }
+    return Photographs(results, Shown(rows, labels, data.classes, defense))
+
+
+@torch.no_grad()
+def _row(defense: Defense, batch: Labelled, decision: Decision, attacked: bool) -> dict[str, Any]:
+    """One batch: what the test said, and the shares read correctly by the classifier alone and behind the defence."""
+    bare = full(defense.classifier(batch.images)) if decision.adversarial else decision.logits
+    return {
+        "attacked": attacked,
+        "flagged": decision.adversarial,
+        "statistic": decision.statistic,
+        "threshold": decision.threshold,
+        "bare": (bare.argmax(1) == batch.labels).double().mean().item(),
+        "defended": (decision.labels == batch.labels).double().mean().item(),
+    }

@@ -1,0 +1,1 @@
+"""What the defence is compared with: its own parts, and other defences."""

@@ -1,0 +1,182 @@
+"""The detector by itself: false alarms on unseen clean batches, power, and clean batches that are not quite as usual."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoprong.data.tensors import Labelled
+from twoprong.defense import Defense
+from twoprong.evaluation.detector.corruptions import CORRUPTIONS, STRENGTHS
+from twoprong.measure import partition, wilson
+from twoprong.recipe import sample
+from twoprong.seeds import generator
+
+SIZES = (2, 5, 10, 25, 50, 100, 200)
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+CLASSES = (1, 2, 5)
+BATCHES = 400  # at most, per point of a curve
+ROUNDS = 25  # random partitions of the images, at most
+JUDGED = 10  # batches that are also classified, for the accuracies
+MOST = 10_000  # clean images: all their kernel values are kept
+
+
+class Pool:
+    """Images with all their kernel values, so that the statistic of any batch of them is a sum over a sub-matrix."""
+
+    @torch.no_grad()
+    def __init__(self, defense: Defense, images: Tensor) -> None:
+        detector, seen = defense.detector, sample(defense.features, images)
+        self.defense, self.images = defense, images
+        self.k_yy, self.k_xy = detector.kernel(seen, seen), detector.kernel(detector.reference, seen)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def statistic(self, batch: Tensor) -> float:
+        return self.defense.detector.from_grams(self.k_xy[:, batch], self.k_yy[batch][:, batch]).item()
+
+
+def study(
+    defense: Defense, clean: Labelled, chosen: Labelled, attacked: Mapping[float, Tensor], size: int, eps: float, seed: int
+) -> dict[str, Any]:
+    """The `detector` part of results.json.
+
+    `clean` are all unseen images. `chosen` are those that were attacked one by one (PGD on the bare classifier), and
+    `attacked` what became of them, in the same order, by budget; `size` and `eps` are the headline's.
+    """
+    work = Study(defense, seed)
+    clean = clean[:MOST]
+    everything = Pool(defense, clean.images)
+    pools = {budget: Pool(defense, torch.cat([chosen.images, images])) for budget, images in sorted(attacked.items())}
+    usual, count = pools[eps], len(chosen)
+    offered = defense.detector.batch_sizes
+    sizes = sorted({*(n for n in SIZES if n in offered), size})
+    clean_statistics = work.statistics(everything, work.partitions(len(clean), size))
+    by_eps = {budget: work.statistics(pool, work.mixtures(count, size, 1.0)) for budget, pool in pools.items()}
+    return {
+        "false_alarm_rate": defense.config.detector.false_alarm_rate,
+        "rounds": ROUNDS,
+        "sizes": [offered[0], offered[-1]],
+        "false_alarms": [
+            {"size": n} | work.rate(everything, work.partitions(len(clean), n), n, len(clean))
+            for n in sizes
+            if n <= len(clean)
+        ],
+        "power": {
+            "by_size": [{"size": n} | work.rate(usual, work.mixtures(count, n, 1.0), n, count) for n in sizes if n <= count],
+            "by_eps": [
+                {"eps": 0.0} | work.share(clean_statistics, size, len(clean)),
+                *({"eps": budget} | work.share(values, size, count) for budget, values in by_eps.items()),
+            ],
+            "by_share": [
+                {"share": share}
+                | work.judged(usual, chosen.labels.repeat(2), work.mixtures(count, size, share), size, count)
+                for share in sorted({max(1, round(share * size)) / size for share in SHARES})
+            ],
+        },
+        "roc": [{"eps": budget} | _roc(clean_statistics, values) for budget, values in by_eps.items()],
+        "statistics": {"clean": clean_statistics, "bare": by_eps[eps]},
+        "skewed": work.skewed(everything, clean.labels, size),
+        "shifted": work.shifted(chosen, size),
+    }
+
+
+class Study:
+    """Batches by name and the rates at which they are flagged."""
+
+    def __init__(self, defense: Defense, seed: int) -> None:
+        self.defense, self.seed = defense, seed
+
+    def partitions(self, count: int, size: int) -> list[Tensor]:
+        """Batches from random partitions: disjoint within a round."""
+        draw = generator(self.seed, "study", "partitions", count, size)
+        return list(islice((batch for _ in range(ROUNDS) for batch in partition(count, size, draw)), BATCHES))
+
+    def mixtures(self, count: int, size: int, share: float) -> list[Tensor]:
+        """Batches of a pool of `count` originals followed by their attacked counterparts, a share of each batch attacked."""
+        attacked = torch.zeros(size, dtype=torch.long)
+        attacked[: max(1, round(share * size))] = count  # a batch of a partition is in random order already
+        return [batch + attacked for batch in self.partitions(count, size)]
+
+    def statistics(self, pool: Pool, batches: Sequence[Tensor]) -> list[float]:
+        return [pool.statistic(batch.to(pool.images.device)) for batch in batches]
+
+    def rate(self, pool: Pool, batches: Sequence[Tensor], size: int, count: int) -> dict[str, Any]:
+        return self.share(self.statistics(pool, batches), size, count)
+
+    def share(self, statistics: Sequence[float], size: int, count: int) -> dict[str, Any]:
+        """The share flagged. Its interval is for as many batches as are disjoint: the others repeat the same images."""
+        flags = sum(self.defense.detector.flags(value, size) for value in statistics)
+        made = len(statistics)
+        independent = min(made, max(1, count // size))
+        rate = flags / made
+        return {
+            "rate": rate,
+            "interval": wilson(round(rate * independent), independent),
+            "batches": made,
+            "independent": independent,
+        }
+
+    def judged(self, pool: Pool, labels: Tensor, batches: Sequence[Tensor], size: int, count: int) -> dict[str, Any]:
+        """The share flagged, and the accuracy with and without the defence on the first few batches."""
+        draw = generator(self.seed, "study", "judged", device=pool.images.device)
+        defended, undefended, seen = 0, 0, 0
+        for batch in batches[:JUDGED]:
+            index = batch.to(pool.images.device)
+            images, true = pool.images[index], labels[index]
+            defended += int((self.defense(images, draw).labels == true).sum())
+            undefended += int((self.defense.logits(images, "clean")[0].argmax(1) == true).sum())
+            seen += len(index)
+        rates = self.rate(pool, batches, size, count)
+        distinct = min(seen, count)  # batches repeat images: the interval is for as many as there are
+        for name, hits in (("defended", defended), ("undefended", undefended)):
+            share = hits / seen
+            rates |= {name: share, f"{name}_interval": wilson(round(share * distinct), distinct)}
+        return rates
+
+    @torch.no_grad()
+    def skewed(self, pool: Pool, labels: Tensor, size: int) -> list[dict[str, Any]]:
+        """Clean batches of a few classes only: unusual, not adversarial."""
+        found = []
+        present, counts = labels.cpu().unique(return_counts=True)
+        for classes in (number for number in CLASSES if number < len(present)):
+            smaller = min(size, int(counts.min()) * classes)
+            if smaller not in self.defense.detector.batch_sizes:
+                continue
+            draw = generator(self.seed, "study", "skewed", classes)
+            batches = []
+            for _ in range(BATCHES // 4):
+                some = present[torch.randperm(len(present), generator=draw)[:classes]]
+                members = torch.isin(labels.cpu(), some).nonzero().flatten()
+                batches.append(members[torch.randperm(len(members), generator=draw)[:smaller]])
+            entry = self.judged(pool, labels, batches, smaller, int(counts.sum() * classes / len(present)))
+            found.append({"classes": classes, "size": smaller} | entry)
+        return found
+
+    @torch.no_grad()
+    def shifted(self, chosen: Labelled, size: int) -> list[dict[str, Any]]:
+        """Clean images after what cameras and networks do to them."""
+        found = []
+        for kind, strengths in STRENGTHS.items():
+            for strength in strengths:
+                draw = generator(self.seed, "study", kind, strength, device=chosen.images.device)
+                pool = Pool(self.defense, CORRUPTIONS[kind](chosen.images, strength, draw))
+                entry = self.judged(pool, chosen.labels, self.partitions(len(chosen), size), size, len(chosen))
+                found.append({"kind": kind, "strength": strength} | entry)
+        return found
+
+
+def _roc(clean: Sequence[float], attacked: Sequence[float], points: int = 50) -> dict[str, Any]:
+    """Power against false alarms over all thresholds, and the area under it: how often an attacked batch scores higher."""
+    low, high = torch.tensor(clean, dtype=torch.double).sort().values, torch.tensor(attacked, dtype=torch.double)
+    above = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)
+    thresholds = torch.cat([low, high]).unique()
+    thresholds = thresholds[torch.linspace(0, len(thresholds) - 1, min(points, len(thresholds))).long()]
+    return {
+        "false_alarms": [1.0, *((low >= t).double().mean().item() for t in thresholds), 0.0],
+        "power": [1.0, *((high >= t).double().mean().item() for t in thresholds), 0.0],
+        "area": above.double().mean().item() / (2 * len(low)),
+    }

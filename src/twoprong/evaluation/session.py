@@ -1,0 +1,190 @@
+"""A plan being carried out: the pieces an evaluation is made of, each computed once."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from twoprong.attacks.partial import Partial
+from twoprong.attacks.target import Target, as_target
+from twoprong.data.tensors import Labelled
+from twoprong.defense import Defense
+from twoprong.evaluation.accelerated import accelerated
+from twoprong.evaluation.baselines.magnet import MagNet, train_magnet
+from twoprong.evaluation.clock import Clock
+from twoprong.evaluation.pieces import Piece, Pieces
+from twoprong.evaluation.plan import Plan
+from twoprong.evaluation.protocols import Item
+from twoprong.evaluation.scores import slots, summarise
+from twoprong.evaluation.subjects import judge_all, subjects_of
+from twoprong.measure import partition
+from twoprong.progress import Progress
+from twoprong.report.pictures import SHOWN
+from twoprong.seeds import generator
+
+NO_GRADIENT = (  # in torch's words: the only reasons for which an attack may be left out
+    "does not require grad",
+    "not have been used in the graph",
+    "Inference tensors cannot be saved",
+    "on Tensor that requires grad",
+    "the derivative for",
+)
+CLEAN_COST, UNTOUCHED_COST, MAGNET_COST, STUDY_COST, CHECKS_COST = 1.0, 3.0, 100.0, 300.0, 1500.0  # beside Item.cost
+
+
+class Session:
+    """A plan being carried out: every piece is read from the store, or computed and put there."""
+
+    def __init__(self, plan: Plan, store: Pieces, progress: Progress) -> None:
+        self.plan, self.store = plan, store
+        self.items, self.not_run = plan.items(), plan.left_out()
+        # Formed once and stored: whoever resumes or looks later has the very same batches.
+        formed = store.piece("batches", lambda: ({"indices": torch.stack(plan.batches())}, {}))[0]
+        self.batches = list(formed["indices"])
+        whole = len(plan.data) // plan.batch_size
+        total = len(self.batches) * (UNTOUCHED_COST + sum(item.cost() for item in self.items)) + whole * CLEAN_COST
+        self.clock = Clock(progress, total + STUDY_COST + CHECKS_COST + (MAGNET_COST if plan.train is not None else 0))
+        magnet = self._magnet()
+        self.subjects = subjects_of(plan.defense, magnet, plan.against)
+        self.targets = self._targets(magnet)
+
+    def piece(
+        self, name: str, part: str, cost: float, make: Callable[[], Piece]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A piece by name; `part` is what its seconds and its progress are booked on."""
+        fresh = not self.store.has(name)
+
+        def timed() -> Piece:
+            start = time.perf_counter()
+            tensors, numbers = make()
+            return tensors, {"seconds": round(time.perf_counter() - start, 3), **numbers}
+
+        tensors, numbers = self.store.piece(name, timed)
+        self.clock.add(part, cost, numbers["seconds"], fresh)
+        return tensors, numbers
+
+    def _targets(self, magnet: MagNet | None) -> dict[str, Target]:
+        """What attacks compute on, by name: the subjects, or their fast forms, and the surrogate."""
+        plan = self.plan
+        defense = accelerated(plan.defense, plan.precision, plan.data.images)
+        against = None if plan.against is None else accelerated(plan.against, plan.precision, plan.data.images)
+        named = subjects_of(cast(Defense, defense), magnet, cast(Defense | None, against))
+        targets = {name: subject.target for name, subject in named.items()}
+        if plan.surrogate is not None:
+            targets["surrogate"] = as_target(accelerated(plan.surrogate, plan.precision, plan.data.images))
+        return targets
+
+    def part(self, number: int) -> Labelled:
+        """A batch that is attacked."""
+        return self.plan.data[self.batches[number].to(self.plan.data.images.device)]
+
+    def chosen(self) -> Labelled:
+        """All images that are attacked, batch after batch."""
+        return self.plan.data[torch.cat(self.batches).to(self.plan.data.images.device)]
+
+    def _magnet(self) -> MagNet | None:
+        plan = self.plan
+        if plan.train is None:
+            return None
+        train, rate = plan.train, plan.defense.config.detector.false_alarm_rate
+
+        def make() -> Piece:
+            return train_magnet(plan.defense.classifier, train, rate, plan.seed).state_dict(), {}
+
+        magnet = MagNet(plan.defense.classifier, train.shape[1])
+        magnet.load_state_dict(self.piece("magnet", "magnet", MAGNET_COST, make)[0])
+        return magnet.to(train.device).eval()
+
+    def clean(self) -> dict[str, Any]:
+        """All images given, in one random partition, one draw of the noise: the `clean` part of results.json."""
+        plan = self.plan
+        parts = partition(len(plan.data), plan.batch_size, generator(plan.seed, "clean"))
+        found = []
+        for number, batch in enumerate(parts):
+
+            def make(batch: Tensor = batch, number: int = number) -> Piece:
+                part = plan.data[batch.to(plan.data.images.device)]
+                judged = judge_all(self.subjects, part.images, part.labels, plan.seed, "clean", number, draws=1)
+                return {}, {"subjects": judged}
+
+            found.append(self.piece(f"clean/{number:05d}", "clean", CLEAN_COST, make)[1]["subjects"])
+        return {
+            "images": len(parts) * plan.batch_size,
+            "batches": len(parts),
+            "subjects": {name: summarise([entry[name] for entry in found]) for name in self.subjects},
+        }
+
+    def untouched(self) -> list[dict[str, Any]]:
+        """The batches that are attacked, before any attack, before every subject."""
+
+        def make(number: int) -> Piece:
+            part = self.part(number)
+            return {}, {"subjects": judge_all(self.subjects, part.images, part.labels, self.plan.seed, "untouched", number)}
+
+        return [
+            self.piece(f"untouched/{number:05d}", "clean", UNTOUCHED_COST, lambda n=number: make(n))[1]["subjects"]  # type: ignore[misc]
+            for number in range(len(self.batches))
+        ]
+
+    def attack(self, item: Item, untouched: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """One attack over all batches, an entry of `attacks`; None where it cannot run, which `not_run` then says."""
+        records = []
+        for number in range(len(self.batches)):
+            try:
+                records.append(self._attacked(item, number)[1])
+            except RuntimeError as error:
+                if not any(words in str(error) for words in NO_GRADIENT):
+                    raise
+                self.not_run.append({"name": item.name, "why": f"no gradient: {str(error).splitlines()[0]}"})
+                return None
+        by_subject = {name: [record["subjects"][name] for record in records] for name in self.subjects}
+        taken = [record["slots"] for record in records]
+        partial = None
+        if item.share is not None:
+            partial = {
+                name: slots(entries, [batch[name] for batch in untouched], taken) for name, entries in by_subject.items()
+            }
+        return {
+            "name": item.name,
+            "threat_model": item.threat,
+            "attack": item.key,
+            "target": item.target,
+            "settings": item.settings(),
+            "eps": item.attack.eps,
+            "share": item.share,
+            "in_worst_case": self.plan.counts(item),
+            "subjects": {name: summarise(entries) for name, entries in by_subject.items()},
+            "slots": partial,
+            "seconds": round(sum(record["seconds"] for record in records), 2),
+            "queries": sum(record["queries"] for record in records) / len(torch.cat(self.batches)),
+            "batches": records,
+        }
+
+    def images(self, item: Item, number: int) -> Tensor:
+        """What an attack that has run made of a batch: all of it for `keep`, the first few otherwise."""
+        return self.store.read(item.file(number))[0]["images"].to(self.plan.data.images.device)
+
+    def _attacked(self, item: Item, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        plan = self.plan
+
+        def make() -> Piece:
+            part, device = self.part(number), plan.data.images.device
+            draw = generator(plan.seed, "attack", item.name, number, device=device)
+            result = item.attack(self.targets[item.target], part.images, part.labels, draw)
+            taken = None
+            if isinstance(item.attack, Partial):  # the first thing that it draws
+                again = generator(plan.seed, "attack", item.name, number, device=device)
+                taken = item.attack.slots(part.images, again).tolist()
+            return {"images": result.images if item.keep else result.images[:SHOWN]}, {
+                "number": number,
+                "queries": result.queries,
+                "distance": item.attack.ball.size(result.images - part.images).max().item(),
+                "lowest": result.images.min().item(),
+                "highest": result.images.max().item(),
+                "slots": taken,
+                "subjects": judge_all(self.subjects, result.images, part.labels, plan.seed, item.name, number),
+            }
+
+        return self.piece(item.file(number), item.name, item.cost(), make)

@@ -1,0 +1,41 @@
+"""Pictures for the report: what an attack does to images, and what the denoiser makes of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoprong.data.tensors import Labelled
+from twoprong.defense import Defense
+from twoprong.seeds import generator
+
+SHOWN = 8  # images a strip
+
+
+@torch.no_grad()
+def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], seed: int) -> list[dict[str, Any]]:
+    """The `pictures` part of results.json: the first images of the first batch under every attack, and their labels."""
+    from twoprong.report.figures import picture  # matplotlib takes a second to import
+
+    found = []
+    for name, images in attacked.items():
+        bad = images[:SHOWN].to(clean.images.device)
+        good = clean.images[: len(bad)]
+        rows = {
+            "clean": good,
+            "adversarial": bad,
+            "difference": (0.5 + 10 * (bad - good)).clamp(0, 1),
+            "denoised": defense.denoise(bad, generator(seed, "strips", device=bad.device)),
+        }
+        says = {row: defense.logits(x, "clean")[0].argmax(1).tolist() for row, x in rows.items() if row != "difference"}
+        for number, label in enumerate(clean.labels[: len(bad)].tolist()):
+            found.append(
+                {
+                    "attack": name,
+                    "label": label,
+                    "images": {row: picture(x[number]) for row, x in rows.items()},
+                    "says": {row: values[number] for row, values in says.items()},
+                }
+            )
+    return found

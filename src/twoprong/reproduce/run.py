@@ -1,0 +1,271 @@
+"""`reproduce`: a table of the paper measured here, cell by cell, beside the numbers printed there."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twoprong.attacks.base import REVISION
+from twoprong.attacks.target import as_target
+from twoprong.data.tensors import ImageData, Labelled
+from twoprong.defense import Defense
+from twoprong.errors import InputError
+from twoprong.evaluation.pieces import Pieces
+from twoprong.evaluation.provenance import made_with
+from twoprong.evaluation.scores import summarise
+from twoprong.evaluation.subjects import Subject as Judged
+from twoprong.evaluation.subjects import judge
+from twoprong.measure import partition
+from twoprong.models.precision import Precision
+from twoprong.progress import Progress, silent
+from twoprong.report.reproduction import row_texts, write_comparison
+from twoprong.reproduce.artifacts import Subject, Workshop, variant
+from twoprong.reproduce.tables import Row, Spec, load_experiment, printed, spec_of
+from twoprong.seeds import generator
+from twoprong.storage import fingerprint, write_atomic
+
+FORMAT = 1
+SMOKE = "smoke: shows that it runs, not what it gives"
+
+
+def reproduce(
+    name: str,
+    scale: str,
+    data: ImageData,
+    out: Path,
+    *,
+    work: Path | None = None,
+    resume: bool = False,
+    only: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    assignments: Sequence[str] = (),
+    images: int | None = None,
+    classifier: str | None = None,
+    trained: Callable[[str], nn.Module] | None = None,
+    surrogates: Mapping[str, nn.Module] = MappingProxyType({}),
+    held_out: Labelled | None = None,
+    seed: int = 0,
+    precision: Precision = "fp32",
+    command: str | None = None,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Measure every cell of the experiment `name` on `data`; returns what it writes to `out/results.json`.
+
+    Beside it: `results.md`, `report.html`, `bundles/` with every defence that was measured, `work/` with finished pieces.
+    With `resume` a killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work`
+    (`out/work` where it is not given) under digests of all they depend on, so experiments that share it do not make them
+    twice. `only` and `columns` choose the rows and columns whose names hold one of these; `assignments` change the settings
+    of every fit, where its row does not; `images` are how many are attacked; `classifier` is protected instead of the
+    paper's; `trained` gives it ready-made, `surrogates` those of transferred attacks. Training and attacks compute in
+    `precision`; scores are float32.
+    """
+    experiment = load_experiment(name).narrowed(only, columns)
+    chosen = experiment.scale(scale)
+    chosen = chosen.model_copy(update={"set": (*chosen.set, *assignments)})
+    if images is not None:
+        chosen = chosen.model_copy(update={"images": images})
+    if any(assignment.partition("=")[0].strip() == "seed" for assignment in assignments):
+        raise InputError("--set seed: the seed of a reproduction is that of all its parts; use --seed")
+    if not resume and ((out / "work").exists() or (out / "results.json").exists()):
+        raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
+    shop = Workshop(work or out / "work", data, chosen, seed, trained, surrogates, held_out, precision, progress)
+    grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in experiment.rows]
+    for spec in (spec for line in grid for spec in line):
+        chosen.config(spec, seed)  # settings that are wrong are said before anything is made
+    specs = [spec.model_dump() for line in grid for spec in line]
+    given = [fingerprint(shop.given(one)) for one in sorted({spec["classifier"] for spec in specs})] if trained else []
+    used = {spec["surrogate"] for spec in specs if spec["surrogate"]}
+    if idle := surrogates.keys() - used:
+        raise InputError(
+            f"--surrogate-weights {', '.join(sorted(idle))}: expected a classifier that attacks are made on here, "
+            f"of {', '.join(sorted(used)) or 'none'}"
+        )
+    theirs = {one: fingerprint(surrogate) for one, surrogate in surrogates.items()}
+    settings = [chosen.model_dump(), REVISION, seed, precision]
+    key = fingerprint(specs, given, theirs, settings, shop.data_key, data.test.images, data.test.labels)
+    out.mkdir(parents=True, exist_ok=True)
+    cells = Pieces(out / "work" / "cells", key, resume=True)
+    started, rows = time.perf_counter(), list[dict[str, Any]]()
+    for row in experiment.rows:
+        measured = []
+        for number, column in enumerate(experiment.columns):
+            spec, place = grid[len(rows)][number], f"{len(rows):03d}-{number:03d}"
+            done = cells.piece(place, lambda s=spec: ({}, _measure(shop, s, out)))[1]  # type: ignore[misc]
+            measured.append({"column": column.name, **_paper(row, number), **done})
+            progress("cells", len(rows) * len(grid[0]) + number + 1, len(specs), f"{row.name}: {column.name}")
+        rows.append({"name": row.name, "cells": measured})
+    results = {
+        "format": FORMAT,
+        "kind": "reproduction",
+        "name": name,
+        "scale": scale,
+        "warning": SMOKE if scale == "smoke" else None,
+        "title": experiment.title,
+        "source": experiment.source,
+        "note": " ".join(experiment.note.split()),
+        "columns": [column.name for column in experiment.columns],
+        "rows": rows,
+        "quoted": [
+            {"name": row.name, "paper": [printed(row.paper, n) for n, _ in enumerate(experiment.columns)]}
+            for row in experiment.quoted
+        ],
+        "run": {
+            "seed": seed,
+            "precision": precision,
+            "data": data.name,
+            "test_images": len(data.test),
+            "classifier": classifier or chosen.classifier,
+            "scale": chosen.model_dump(mode="json"),
+            "command": command,
+            "seconds": round(time.perf_counter() - started, 1),
+        },
+        "config": chosen.config(Spec(), seed).model_dump(mode="json"),
+        "made_with": made_with(data.test.images.device),
+    }
+    write_atomic(out / "results.json", lambda file: file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8"))
+    write_atomic(out / "results.md", lambda file: file.write_text(_markdown(results), encoding="utf-8"))
+    write_comparison(results, out / "report.html")
+    return results
+
+
+def _measure(shop: Workshop, spec: Spec, out: Path) -> dict[str, Any]:
+    """One cell: what was measured, on what, with what."""
+    subject, bundle = shop.subject(spec), None
+    if isinstance(subject, Defense):
+        bundle = Path("bundles") / variant(spec)
+        if bundle not in shop.saved:
+            shop.saved.add(bundle)
+            (out / "bundles").mkdir(parents=True, exist_ok=True)
+            subject.save(out / bundle, overwrite=True)
+    start = time.perf_counter()
+    found = MEASURES[spec.measure](shop, spec, subject)
+    return {
+        "unit": "%",
+        "interval": None,
+        "images": None,
+        "batches": None,
+        "batch_size": None,
+        "flagged": None,
+        "attack": None,
+        "surrogate_accuracy": None,
+        "seconds": time.perf_counter() - start,
+        **found,
+        "classifier": spec.classifier,
+        "bundle": str(bundle) if bundle else None,
+        "spec": spec.model_dump(mode="json", exclude_defaults=True, exclude={"attack", "norm", "eps", "settings"}),
+    }
+
+
+def _clean(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+    """Accuracy on all test images, in batches drawn at random; what does not fill a batch is left out."""
+    test = shop.data.test
+    size = min(spec.batch_size, len(test))
+    draw = generator(shop.seed, "clean", size, device=test.images.device)
+    judged = [_judge(subject, test[batch].images, test[batch].labels, 1, draw) for batch in partition(len(test), size, draw)]
+    return _tally(judged, size)
+
+
+def _attacked(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+    """Accuracy on attacked batches, or on clean ones into which a share of their attacked images was put."""
+    start = time.perf_counter()
+    judged, crafting = [], 0.0
+    for number, made in enumerate(shop.attacked(spec, subject, shop.data.test[: shop.scale.images])):
+        images, device = made.images, made.images.device
+        if spec.share is not None:
+            order = torch.randperm(len(images), generator=generator(shop.seed, "mixed", number)).to(device)
+            chosen = order[: round(spec.share * len(images))]  # a larger share holds the smaller ones
+            images = made.clean.images.index_copy(0, chosen, images[chosen])
+        draw = generator(shop.seed, "score", number, device=device)
+        judged.append(_judge(subject, images, made.clean.labels, shop.scale.draws, draw))
+        crafting += made.seconds
+    # Seconds of crafting come from where the batches were made, which may have been another cell or an earlier run.
+    scoring = max(0.0, time.perf_counter() - start - crafting)
+    return {
+        **_tally(judged, min(spec.batch_size, shop.scale.images, len(shop.data.test))),
+        "attack": {"name": spec.attack, **asdict(shop.scale.attack(spec))},
+        "surrogate_accuracy": 100 * shop.surrogate_accuracy(spec) if spec.surrogate else None,
+        "seconds": crafting + scoring,
+    }
+
+
+def _inference(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+    """Seconds for all test images through the deployed object."""
+    test = shop.data.test
+    draw = generator(shop.seed, "inference", device=test.images.device)
+    _judge(
+        subject, test.images[: spec.batch_size], test.labels[: spec.batch_size], 1, draw
+    )  # the first call pays for set-up
+    start = time.perf_counter()
+    found = _clean(shop, spec, subject)
+    if test.images.is_cuda:
+        torch.cuda.synchronize(test.images.device)
+    return {"ours": time.perf_counter() - start, "unit": "s", "images": found["images"], "batch_size": found["batch_size"]}
+
+
+def _fit_seconds(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+    return _cost(shop, subject, "fit_seconds", "s")
+
+
+def _fit_memory(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+    return _cost(shop, subject, "fit_memory_mb", "MB")
+
+
+MEASURES: dict[str, Callable[[Workshop, Spec, Subject], dict[str, Any]]] = {
+    "clean": _clean,
+    "attacked": _attacked,
+    "fit seconds": _fit_seconds,
+    "fit memory": _fit_memory,
+    "inference seconds": _inference,
+}
+
+
+def _cost(shop: Workshop, subject: Subject, fact: str, unit: str) -> dict[str, Any]:
+    assert isinstance(subject, Defense)
+    return {
+        "ours": subject.about[fact],
+        "unit": unit,
+        "images": len(shop.data.train),
+        "seconds": subject.about["fit_seconds"],
+    }
+
+
+def _judge(subject: Subject, images: Tensor, labels: Tensor, draws: int, draw: torch.Generator) -> dict[str, Any]:
+    """A batch before what is measured; a classifier alone has no noise to draw."""
+    return judge(Judged(as_target(subject), draws if isinstance(subject, Defense) else 1), images, labels, draw)
+
+
+def _tally(judged: list[dict[str, Any]], size: int) -> dict[str, Any]:
+    found = summarise(judged)
+    return {
+        "ours": 100 * found["accuracy"],
+        "interval": [100 * end for end in found["interval"]],
+        "images": sum(len(batch["correct"]) for batch in judged),
+        "batches": len(judged),
+        "batch_size": size,
+        "flagged": found["flagged"],
+    }
+
+
+def _paper(row: Row, number: int) -> dict[str, Any]:
+    return {"paper": printed(row.paper, number), "spread": printed(row.spread, number)}
+
+
+def _markdown(results: dict[str, Any]) -> str:
+    run, made = results["run"], results["made_with"]
+    lines = [f"# {results['title']}", "", f"{results['source']} of the DAD paper (ICML 2025). {results['note']}", ""]
+    if results["warning"]:
+        lines += [f"**{results['warning']}**", ""]
+    lines += ["| row | column | paper | ours (95 %) |", "|---|---|---|---|"]
+    lines += [f"| {' | '.join(text)} |" for text in row_texts(results)]
+    lines += ["", f"{run['data']}, seed {run['seed']}, scale {results['scale']}; {made['device']}, torch {made['torch']}."]
+    if run["classifier"]:
+        lines.append(f"Every protected classifier was a {run['classifier']}, whatever a row is called.")
+    if run["command"]:
+        lines += ["", f"    {run['command']}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,105 @@
+"""The demo, run as a user runs it, and once more without the packaged bundle."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import twoprong as tp
+from twoprong.attacks import PGD
+from twoprong.attacks.evade import Evade
+from twoprong.attacks.greedy import Greedy
+from twoprong.attacks.match import Match
+from twoprong.attacks.noise import Noise
+from twoprong.attacks.paper import Paper
+from twoprong.attacks.route import RouteAttack
+from twoprong.demo.photographs import SHOWN
+from twoprong.demo.run import demo
+from twoprong.seeds import generator
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "twoprong", "demo", "--out", "first", "--json"]
+    process = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=True, timeout=600)
+    return folder, json.loads(process.stdout)
+
+
+def test_the_same_seed_gives_the_same_numbers_with_the_packaged_bundle_or_without(run, tmp_path, monkeypatch):
+    folder, first = run
+    monkeypatch.setattr("twoprong.shipped.HOME", tmp_path / "empty")
+    second = demo(tmp_path / "second")
+    assert json.loads((folder / "first" / "results.json").read_text()) == first
+    assert json.loads((tmp_path / "second" / "results.json").read_text()) == json.loads(json.dumps(second))
+    assert all(first["seconds"][part] > 0 for part in ("train_classifier", "fit", "compare", "photographs"))
+    assert second["photographs"] is None
+    left_out = {"seconds": 0, "photographs": 0}
+    assert {**first, **left_out} == json.loads(json.dumps({**second, **left_out}))
+
+
+def test_photographs_go_through_the_packaged_bundle(run):
+    batches = run[1]["photographs"]["batches"]
+    clean, attacked = ([row for row in batches if row["attacked"] is kind] for kind in (False, True))
+    assert len(clean) == len(attacked) == 5
+    assert all(row["bare"] > 0.7 for row in clean)
+    assert all(row["bare"] < 0.2 and row["flagged"] for row in attacked)
+    assert sum(row["flagged"] for row in clean) <= 2  # of five, at a rate of at most one in twenty
+
+
+def test_it_shows_what_the_method_can_do(run):
+    _, results = run
+    clean, attacked = results["batches"]["100"]["clean"], results["batches"]["100"]["attacked"]
+    assert attacked["bare"] < 0.10
+    assert clean["defended"] >= clean["bare"] - 0.01
+    assert attacked["flagged"] >= 0.95
+    assert attacked["defended"] >= attacked["bare"] + 0.60
+    for size in ("100", "25"):
+        assert results["batches"][size]["clean"]["flagged"] <= 0.10
+
+
+def test_the_bundle_it_leaves_serves(run, digits):
+    folder, results = run
+    decision = tp.load(folder / "first" / "bundle")(digits.test.images[:100])
+    assert decision.threshold == results["batches"]["100"]["clean"]["threshold"]
+
+
+def test_the_report_is_one_file_that_reaches_for_nothing(run):
+    folder, _ = run
+    page = (folder / "first" / "report.html").read_text()
+    assert page.count("<svg") == 2
+    assert page.count("<img") == page.count("alt=") == 30 + 3 * SHOWN
+    reaching = re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*|@import|url\((?!#|data:)[^)]*|<script|<link""", page)
+    assert reaching == []
+
+
+def test_an_attacker_who_knows_the_defence_gets_much_further(run, digits):
+    """On one batch of 100, with fewer steps than by default. Accuracies are means over ten draws of the noise."""
+    folder, _ = run
+    defense, batch = tp.load(folder / "first" / "bundle"), digits.test[:100]
+    eps = defense.config.attack.eps
+
+    def left(attack, target=defense):
+        draw = generator(0, type(attack).__name__)
+        images = attack(target, batch.images, batch.labels, draw).images
+        decisions = [defense(images, draw) for _ in range(10)]
+        return sum((d.labels == batch.labels).float().mean().item() for d in decisions) / 10, decisions[0].adversarial
+
+    noise, _ = left(Noise(eps=eps))
+    bare, flagged = left(PGD(eps=eps, steps=40), defense.classifier)
+    assert flagged
+    paper, flagged = left(Paper(eps=eps, steps=40, draws=4))
+    assert flagged
+    evade, evade_flagged = left(Evade(eps=eps, penalties=(1.0, 10.0)))
+    match, _ = left(Match(eps=eps))
+    greedy, greedy_flagged = left(Greedy(eps=eps))
+    route, _ = left(RouteAttack(eps=eps, steps=20, draws=4))
+    assert not evade_flagged
+    assert not greedy_flagged
+    assert min(evade, greedy, match, route) <= paper - 0.30
+    for knows_more in (evade, greedy, match, route):
+        assert knows_more <= bare + 0.02
+    for knows_less in (bare, paper):
+        assert knows_less <= noise + 0.02

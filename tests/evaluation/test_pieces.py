@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from twoprong.errors import InputError
+from twoprong.evaluation.pieces import Pieces
+
+
+def make(calls, value=1.5):
+    def piece():
+        calls.append(value)
+        return {"x": torch.tensor([value])}, {"value": value, "pair": (1, 2)}
+
+    return piece
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_piece_is_made_once_and_read_as_it_was_written(tmp_path, kept):
+    store, calls = Pieces(tmp_path / "work" if kept else None, "key"), []
+    first = store.piece("a/b", make(calls))
+    second = store.piece("a/b", make(calls))
+    assert calls == [1.5]
+    assert first[1] == second[1] == {"value": 1.5, "pair": [1, 2]}
+    assert torch.equal(first[0]["x"], second[0]["x"])
+
+
+def test_a_resumed_run_reads_what_the_first_one_made(tmp_path):
+    calls = []
+    Pieces(tmp_path, "key").piece("a", make(calls))
+    store = Pieces(tmp_path, "key", resume=True)
+    assert store.has("a")
+    assert store.piece("a", make(calls, 9.0))[1]["value"] == 1.5
+    assert calls == [1.5]
+
+
+def test_without_resume_an_earlier_run_is_left_alone(tmp_path):
+    calls = []
+    Pieces(tmp_path, "key").piece("a", make(calls))
+    with pytest.raises(InputError, match="--resume, or choose another"):
+        Pieces(tmp_path, "key")
+    assert Pieces(tmp_path, "key", resume=True).has("a")
+
+
+def test_pieces_of_another_run_are_refused_and_kept(tmp_path):
+    calls = []
+    Pieces(tmp_path, "key").piece("a", make(calls))
+    with pytest.raises(InputError, match="other weights, images or settings"):
+        Pieces(tmp_path, "another key", resume=True)
+    assert Pieces(tmp_path, "key", resume=True).has("a")
+
+
+def test_a_folder_that_is_not_ours_is_not_deleted(tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    Pieces(tmp_path, "key")
+    assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"other": 1}'])
+def test_a_damaged_note_is_not_taken_for_ours(tmp_path, note):
+    (tmp_path / "run.json").write_text(note)
+    with pytest.raises(InputError):
+        Pieces(tmp_path, "key", resume=True)

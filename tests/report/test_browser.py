@@ -1,0 +1,84 @@
+"""The page in a real browser: headless Chromium, light and dark, on a desk and on a phone."""
+
+import io
+import runpy
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from twoprong.report.evaluation import write_page
+
+example = runpy.run_path(str(Path(__file__).with_name("example.py")))["example"]
+SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+CLIPPED = """() => [...document.querySelectorAll('svg text')].filter(text => {
+  const inner = text.getBoundingClientRect(), outer = text.closest('svg').getBoundingClientRect();
+  return inner.left < outer.left - 1 || inner.right > outer.right + 1
+    || inner.top < outer.top - 1 || inner.bottom > outer.bottom + 1;
+}).map(text => text.textContent)"""
+UNLABELLED = """() => [...document.querySelectorAll('svg, img')].filter(drawn => drawn.tagName === 'IMG'
+  ? !(drawn.alt.trim() && drawn.naturalWidth)
+  : !(drawn.getAttribute('role') === 'img' && drawn.getAttribute('aria-label').trim())).length"""
+LETTERS = """() => [...document.querySelectorAll('svg text')].map(
+  text => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a)"""
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reports")
+    write_page(example(), folder / "reliable.html")
+    other = example(reliable=False)
+    for batch in (batch for attack in other["attacks"] for batch in attack["batches"]):
+        batch["subjects"]["defense"]["statistic"] *= 0.07  # another axis, with other labels
+    write_page(other, folder / "unreliable.html")
+    return folder
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_page_opens_without_errors_requests_or_overflow_and_is_readable(visit, reports, size, scheme):
+    page, wrong = visit(reports / "reliable.html", size, scheme)
+    assert wrong == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
+    assert page.evaluate(CLIPPED) == []
+    assert page.evaluate(UNLABELLED) == 0
+    assert page.locator("svg[role=img]").count() > 10
+
+    shot = Image.open(io.BytesIO(page.screenshot())).convert("L")
+    assert len(shot.getcolors()) > 20
+    paper, ink = shot.getpixel((3, SIZES[size]["height"] // 2)), page.evaluate("getComputedStyle(document.body).color")
+    text = sum(int(part) for part in ink.strip("rgb()").split(",")) / 3
+    assert (paper > 200 and text < 100) if scheme == "light" else (paper < 60 and text > 150)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_text_in_figures_is_large_enough_to_read(visit, reports, size):
+    page, _ = visit(reports / "reliable.html", size)
+    heights = page.evaluate(LETTERS)
+    upright = [height for height in heights if height > 1]  # a label that stands on its side has no horizontal scale
+    assert len(upright) > 50
+    assert min(upright) >= 10
+
+
+def test_the_first_thing_an_unreliable_page_says_is_that_it_is(visit, reports):
+    for size in SIZES:
+        page, wrong = visit(reports / "unreliable.html", size, "dark")
+        assert wrong == []
+        assert page.evaluate(CLIPPED) == []
+        assert page.inner_text("body").lstrip().startswith("UNRELIABLE: 1 sanity check failed")
+        assert page.locator(".verdict").bounding_box()["y"] < 1
+        assert page.title().startswith("UNRELIABLE")
+
+
+def test_these_tests_see_what_is_wrong(visit, tmp_path):
+    bad = tmp_path / "bad.html"
+    bad.write_text(
+        '<body style="margin: 0"><div style="width: 2000px">wide</div><img src="missing.png"><svg width="20" height="20">'
+        '<text x="15" y="15">outside</text></svg><script>console.error("said"); nowhere()</script>'
+    )
+    page, wrong = visit(bad, "phone")
+    assert any("said" in one for one in wrong)
+    assert any("nowhere" in one for one in wrong)
+    assert any(one.endswith("missing.png") for one in wrong)
+    assert page.evaluate("document.documentElement.scrollWidth") > SIZES["phone"]["width"]
+    assert page.evaluate(CLIPPED) == ["outside"]

@@ -1,0 +1,95 @@
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+from twoprong.report.markdown import between, budget, duration, percent, to_markdown
+
+example = runpy.run_path(str(Path(__file__).with_name("example.py")))["example"]
+
+
+def tables(text):
+    """Every table as rows of cells, read by an independent parser of GitHub's dialect."""
+    found, row = [], None
+    for token in MarkdownIt("gfm-like", {"linkify": False}).parse(text):
+        if token.type == "table_open":
+            found.append([])
+        elif token.type == "tr_open":
+            row = []
+            found[-1].append(row)
+        elif token.type == "inline" and row is not None:
+            row.append(
+                "".join(child.content for child in token.children if child.type in ("text", "text_special", "code_inline"))
+            )
+        elif token.type == "table_close":
+            row = None
+    return found
+
+
+def test_every_attack_and_every_subject_has_its_row():
+    results = example()
+    attacks, shares, subjects = tables(to_markdown(results))
+    for table in (attacks, shares, subjects):
+        assert {len(row) for row in table} == {len(table[0])}
+    whole = [attack for attack in results["attacks"] if attack["slots"] is None]
+    assert [row[1] for row in attacks[1:]] == [attack["name"] for attack in whole]
+    for row, attack in zip(attacks[1:], whole, strict=True):
+        mine = attack["subjects"]["defense"]
+        assert row[2:4] == [percent(mine["accuracy"]), between(mine["interval"])]
+        assert row[5] == percent(attack["subjects"]["bare"]["accuracy"])
+    assert len(shares) == 1 + len(results["attacks"]) - len(whole)
+    assert len(subjects) == 1 + len(results["worst_case"])
+    assert subjects[1][3] == percent(results["worst_case"]["defense"]["per_batch"])
+
+
+def test_an_unreliable_run_says_so_first():
+    assert to_markdown(example(reliable=False)).startswith("# UNRELIABLE: ")
+    assert "UNRELIABLE" not in to_markdown(example())
+
+
+def test_names_cannot_become_markup():
+    results = example(reliable=False)
+    results["attacks"][0]["name"] = r"a|b *c* `d` <script> [e](f) \ _g_"
+    text = to_markdown(results)
+    assert tables(text)[0][1][1] == results["attacks"][0]["name"]
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(text)
+    assert not re.findall("<(script|b|a|everything)[ >]", html)
+
+
+def test_it_says_how_it_was_made():
+    results = example()
+    last = to_markdown(results).rstrip().splitlines()[-1]
+    assert f"`{results['run']['command']}`" in last
+    assert results["made_with"]["commit"][:12] in last
+    assert results["made_with"]["platform"] in last.replace("\\", "")
+    results["run"]["command"] = results["made_with"]["commit"] = None
+    assert "commit unknown" in to_markdown(results)
+    results["run"]["command"] = "echo `date`"
+    assert "`` echo `date` ``" in to_markdown(results)
+
+
+def test_an_evaluation_without_attacks_claims_nothing():
+    results = example() | {"attacks": [], "worst_case": {}, "detector": {}, "not_run": []}
+    text = to_markdown(results)
+    assert "nothing can be said" in text
+    assert len(tables(text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("eps", "norm", "said"),
+    [
+        (8 / 255, "linf", "8/255"),
+        (0.18, "linf", "0.18"),
+        (0.5, "l2", "0.5"),
+        (0.0, "linf", "0"),
+        (0.5 / 255, "linf", "0.00196"),
+    ],
+)
+def test_a_budget_is_written_as_people_say_it(eps, norm, said):
+    assert budget(eps, norm) == said
+
+
+def test_times_are_rounded_to_what_matters():
+    assert [duration(seconds) for seconds in (None, 3.21, 3600, 9000)] == ["–", "3.2 s", "60 min", "2.5 h"]

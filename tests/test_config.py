@@ -52,7 +52,7 @@ def test_one_error_lists_every_mistake_of_a_file(tmp_path):
     found = problems(caught)
     expected = {
         "sed": ["unknown key", "did you mean 'seed'?"],
-        "on_small_batch": ["'denoise', 'classify' or 'error'", "got 'ignore'"],
+        "on_small_batch": ["expected one of denoise, classify, error", "got 'ignore'"],
         "atack": ["unknown key", "did you mean 'attack'?"],
         "attack.eps": ["fraction such as 8/255", "got '8/0'"],
         "attack.step": ["fraction such as 8/255", "got 'eight'"],
@@ -61,7 +61,7 @@ def test_one_error_lists_every_mistake_of_a_file(tmp_path):
         "denoiser.epoch": ["unknown key", "did you mean 'epochs'?"],
         "denoiser.lr": ["greater than 0", "got -1.0"],
         "denoiser.milestones": ["rising", "[0.5, 0.2]"],
-        "detector.permutations": ["valid integer", "got 'many'"],
+        "detector.permutations": ["whole number", "got 'many'"],
     }
     assert set(found) == set(expected)
     assert [(key, part) for key, parts in expected.items() for part in parts if part not in found[key]] == []

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from twoprong.errors import ConfigError
+from twoprong.errors import ConfigError, InputError
 
 
 def as_number(value: Any) -> Any:
@@ -35,8 +35,12 @@ def as_number(value: Any) -> Any:
 
 Number = Annotated[float, BeforeValidator(as_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Numbers = Annotated[tuple[Number, ...], Field(min_length=1)]
 Share = Annotated[Number, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+NormName = Literal["linf", "l2"]
 SmallBatchPolicy = Literal["denoise", "classify", "error"]
 Estimator = Literal["u", "v"]  # of MMD²: unbiased, biased
 NoiseLaw = Literal["symmetric", "clamped"]  # clamped to [0, 1] before it is added: what the authors' code does
@@ -57,7 +61,7 @@ class SplitConfig(Settings):
 class AttackConfig(Settings):
     """The attack (MMA) that makes the training examples."""
 
-    norm: Literal["linf", "l2"] = "linf"
+    norm: NormName = "linf"
     eps: Positive = 8 / 255
     step: Positive = 2 / 255
     steps: Count = 10
@@ -128,7 +132,7 @@ class DenoiserConfig(Settings):
     milestones: Annotated[tuple[Share, ...], AfterValidator(_ascending)] = (
         0.75,
     )  # shares of the epochs: lr falls to a tenth
-    alpha: Annotated[Number, Field(ge=0)] = 1e-2
+    alpha: NotNegative = 1e-2
     sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
     noise: NoiseLaw = "symmetric"
     estimator: Estimator = "u"  # of MMD in the loss: the paper's, unbiased, or the authors' code's, biased
@@ -143,7 +147,7 @@ class ClassifierConfig(Settings):
     epochs: Count = 30
     batch_size: Count = 128
     lr: Positive = 0.1
-    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
+    weight_decay: NotNegative = 5e-4
     augment: bool = True  # random crops (padding an eighth) and mirror images
 
 
@@ -205,6 +209,22 @@ def parse_config(values: Mapping[str, Any], source: str = "settings", problems: 
     return config
 
 
+WORDS = {  # where pydantic's own are not what a user would say
+    "bool_type": "expected true or false",
+    "tuple_type": "expected a list",
+    "int_type": "expected a whole number",
+    "finite_number": "expected a finite number",
+}
+
+
+def check_fields(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a model's fields have them; an InputError lists all that is wrong with them, in one line."""
+    try:
+        return dict(model.model_validate(values))
+    except ValidationError as error:
+        raise InputError("; ".join(_explain(detail) for detail in error.errors())) from error
+
+
 def _explain(detail: Any) -> str:
     path = [str(part) for part in detail["loc"]]
     name = ".".join(path)
@@ -213,6 +233,9 @@ def _explain(detail: Any) -> str:
         near = difflib.get_close_matches(path[-1], known, 1)
         return f"{name}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
     message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "literal_error":
+        message = f"expected one of {detail['ctx']['expected'].replace(' or ', ', ').replace(chr(39), '')}"
+    message = WORDS.get(detail["type"], message).replace("Input should be", "expected")
     return f"{name}: {message[0].lower()}{message[1:]}" + ("" if "got" in message else f", got {detail['input']!r}")
 
 

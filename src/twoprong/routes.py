@@ -60,7 +60,7 @@ class Route(nn.Module, ABC):
 
     def networks(self) -> dict[str, nn.Module]:
         """The networks by the names that the constructor gives them."""
-        return dict(self.named_children())
+        return {name: network for name, network in self._modules.items() if network is not None}  # a network twice, too
 
     def settings(self) -> dict[str, Any]:
         """What else the constructor takes: facts that JSON can write."""

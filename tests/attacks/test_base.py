@@ -144,10 +144,16 @@ def test_a_model_without_gradient_gives_finite_images(attack, batch):
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS))
-@pytest.mark.parametrize("eps", [-0.1, math.nan, math.inf, "8/255", None, True])
+@pytest.mark.parametrize("eps", [-0.1, math.nan, math.inf, "8/x", None, True])
 def test_a_nonsensical_budget_is_refused(name, eps):
     with pytest.raises(InputError, match=r"^eps: expected"):
         ATTACKS[name](eps=eps)
+
+
+def test_a_budget_may_be_written_as_people_say_it_and_every_mistake_is_named():
+    assert PGD(eps="8/255").eps == 8 / 255
+    with pytest.raises(InputError, match=r"eps: .*got -1; steps: .*got 0; loss: expected one of ce, margin, dlr"):
+        PGD(eps=-1, steps=0, loss="none")
 
 
 @pytest.mark.parametrize("name", sorted(ATTACKS))

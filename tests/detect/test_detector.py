@@ -267,6 +267,23 @@ def test_thresholds_follow_every_way_of_setting_them(detector, draw_sample):
     assert second != first
     detector.upper.add_(1.0)
     assert detector.thresholds.at(5) == pytest.approx(second + 1)
+    detector.upper = detector.upper + 1.0
+    assert detector.threshold(5) == detector.thresholds.at(5) == pytest.approx(second + 2)
+
+
+def test_the_references_gram_matrix_follows_reference_and_kernel(detector, draw_sample):
+    """A detector whose state is replaced judges as one that was made of it."""
+    batch, first = draw_sample(8, "batch"), detector.k_reference
+    assert detector.k_reference is first  # computed once
+    other = Detector(DeepKernel(0.5, 2.0).requires_grad_(False), draw_sample(len(detector.reference), "another reference"))
+    other._set_thresholds(detector.thresholds)
+    detector.load_state_dict(other.state_dict())
+    other.permutations = detector.permutations
+    assert torch.equal(detector.k_reference, other.k_reference)
+    assert detector(batch).statistic == other(batch).statistic
+    with torch.no_grad():
+        detector.kernel.log_pixel_bandwidth.add_(1.0)
+    assert not torch.equal(detector.k_reference, other.k_reference)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch import Tensor
 from twoprong.attacks.base import Attack
 from twoprong.attacks.gauge import Gauge, statistic_gradient
 from twoprong.attacks.target import Target
+from twoprong.config import Count, NotNegative
 
 CLEAR = 0.5  # this far above the threshold, in units of its scale, the batch is flagged beyond doubt
 
@@ -23,9 +24,9 @@ class Alarm(Attack):
     It stops as soon as the statistic is clearly above the threshold. Where nothing is tested it is a random perturbation.
     """
 
-    steps: int = 20
-    step: float | None = None
-    restarts: int = 1
+    steps: Count = 20
+    step: NotNegative | None = None
+    restarts: Count = 1
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         step = 2.5 * self.eps / self.steps if self.step is None else self.step

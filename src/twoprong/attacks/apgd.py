@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best, loss_gradient
-from twoprong.attacks.losses import LOSSES, mean_margin
+from twoprong.attacks.losses import LOSSES, LossName, mean_margin
 from twoprong.attacks.target import Target
+from twoprong.config import Count, Flag, NotNegative
 
 MOMENTUM = 0.75
 
@@ -49,12 +50,12 @@ class APGD(Attack):
     step one for all. `draws` is the number of noise draws averaged per step (EOT).
     """
 
-    steps: int = 100
-    restarts: int = 1
-    draws: int = 1
-    rho: float = 0.75
-    loss: str = "ce"
-    random_start: bool = True
+    steps: Count = 100
+    restarts: Count = 1
+    draws: Count = 1
+    rho: NotNegative = 0.75
+    loss: LossName = "ce"
+    random_start: Flag = True
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         with torch.no_grad():
@@ -141,7 +142,7 @@ class APGD(Attack):
 class APGDDLR(APGD):
     """APGD on the difference of logits ratio."""
 
-    loss: str = "dlr"
+    loss: LossName = "dlr"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +152,8 @@ class APGDT(APGD):
     (z_t - z_y) / (z_(1) - (z_(3) + z_(4))/2); with fewer than four classes the plain margin z_t - z_y. `loss` has no say.
     """
 
-    targets: int = 9
-    loss: str = "dlr"
+    targets: Count = 9
+    loss: LossName = "dlr"
 
     def aims(self, logits: Tensor, labels: Tensor) -> Tensor:
         return likeliest_wrong(logits, labels, self.targets)

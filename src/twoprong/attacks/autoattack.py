@@ -12,6 +12,7 @@ from twoprong.attacks.fab import FABT
 from twoprong.attacks.losses import mean_margin
 from twoprong.attacks.square import Square
 from twoprong.attacks.target import Target
+from twoprong.config import Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +24,7 @@ class Sequence(Attack):
     then the highest mean margin, over `draws` of its noise.
     """
 
-    draws: int = 1
+    draws: Count = 1
 
     @abstractmethod
     def attacks(self) -> tuple[Attack, ...]:
@@ -51,9 +52,9 @@ class Sequence(Attack):
 class AutoAttack(Sequence):
     """The `standard` version: APGD-CE, APGD-T, FAB-T and Square; `square_steps` is for the last, `steps` for the others."""
 
-    steps: int = 100
-    square_steps: int = 5000
-    targets: int = 9
+    steps: Count = 100
+    square_steps: Count = 5000
+    targets: Count = 9
 
     def attacks(self) -> tuple[Attack, ...]:
         return (
@@ -68,8 +69,8 @@ class AutoAttack(Sequence):
 class AutoAttackRand(Sequence):
     """The `rand` version, for targets with noise: APGD-CE and APGD-DLR, every step averaged over `draws`."""
 
-    steps: int = 100
-    draws: int = 20
+    steps: Count = 100
+    draws: Count = 20
 
     def attacks(self) -> tuple[Attack, ...]:
         return (

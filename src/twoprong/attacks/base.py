@@ -4,14 +4,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
+from pydantic import BaseModel, ConfigDict, create_model
 from torch import Tensor
 
-from twoprong.attacks.losses import LOSSES, Loss, margin, mean_margin
+from twoprong.attacks.losses import Loss, margin, mean_margin
 from twoprong.attacks.norms import NORMS, Norm
 from twoprong.attacks.target import Counted, Role, Target, as_target
+from twoprong.config import NormName, NotNegative, check_fields
 from twoprong.data.tensors import check_images, check_labels
 from twoprong.errors import InputError
 from twoprong.models.modes import evaluating
@@ -50,29 +53,15 @@ class Attack(ABC):
     same generator; the model in eval mode meanwhile, its buffers and gradients untouched, its modes put back.
     """
 
-    eps: float = 8 / 255
-    norm: str = "linf"
+    eps: NotNegative = 8 / 255
+    norm: NormName = "linf"
 
     def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise InputError(f"norm: expected one of {', '.join(NORMS)}, got {self.norm!r}")
-        if self.norm == "linf" and isinstance(self.eps, int | float) and self.eps > 1:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in check_fields(_model(type(self)), given).items():
+            object.__setattr__(self, name, value)
+        if self.norm == "linf" and self.eps > 1:
             raise InputError(f"eps: expected at most 1 for linf, pixels are in [0, 1], got {self.eps:g}; {self.eps:g}/255?")
-        for field in fields(self):
-            value, kind = getattr(self, field.name), type(field.default)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if field.name == "loss" and value not in LOSSES:
-                raise InputError(f"loss: expected one of {', '.join(LOSSES)}, got {value!r}")
-            if value is None and field.default is None:
-                continue
-            if (kind is float or field.default is None) and not (number and 0 <= value < float("inf")):
-                raise InputError(f"{field.name}: expected a number of 0 or more, got {value!r}")
-            if kind is bool and not isinstance(value, bool):
-                raise InputError(f"{field.name}: expected true or false, got {value!r}")
-            if kind is tuple and not _alike(value, field.default):
-                raise InputError(f"{field.name}: expected a list such as {field.default}, got {value!r}")
-            if kind is int and not (number and isinstance(value, int) and value >= 1):
-                raise InputError(f"{field.name}: expected a whole number of 1 or more, got {value!r}")
 
     @property
     def ball(self) -> Norm:
@@ -108,11 +97,12 @@ class Attack(ABC):
         return self.ball.project(x + step * self.ball.direction(gradient), images, self.eps)
 
 
-def _alike(value: object, default: Any) -> bool:
-    """Whether `value` is built like a tuple of numbers, or of tuples of numbers, that is not empty."""
-    if isinstance(default, tuple):
-        return isinstance(value, tuple) and len(value) > 0 and all(_alike(part, default[0]) for part in value)
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+@cache
+def _model(kind: type[Attack]) -> type[BaseModel]:
+    """The settings of an attack as a pydantic model, so that they are checked like every other setting."""
+    hints = get_type_hints(kind, include_extras=True)
+    kinds: dict[str, Any] = {field.name: (hints[field.name], ...) for field in fields(kind)}
+    return create_model(kind.__name__, __config__=ConfigDict(arbitrary_types_allowed=True), **kinds)
 
 
 class Best:

@@ -8,16 +8,17 @@ from torch import Tensor
 from twoprong.attacks.base import Attack, Best
 from twoprong.attacks.losses import cross_entropy, mean_margin
 from twoprong.attacks.target import Target, transparent
+from twoprong.config import Count, Flag, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class BPDA(Attack):
     """PGD whose gradient is taken at what the flagged route's classifier sees, averaged over `draws` of the noise."""
 
-    steps: int = 50
-    step: float | None = None
-    draws: int = 15
-    random_start: bool = True
+    steps: Count = 50
+    step: NotNegative | None = None
+    draws: Count = 15
+    random_start: Flag = True
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         inside = transparent(target)

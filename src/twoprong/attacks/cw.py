@@ -8,7 +8,7 @@ from torch import Tensor
 from twoprong.attacks.base import Attack, Best
 from twoprong.attacks.losses import margin
 from twoprong.attacks.target import Target
-from twoprong.errors import InputError
+from twoprong.config import Count, NotNegative, Positive
 
 BOX = 0.9  # how far along tanh black and white lie: at 1 they would be at infinity, where no pixel ever moves again
 NOT_ACROSS = 1e3  # ranks every image that is not across below every one that is; above any distance between two images
@@ -23,17 +23,11 @@ class CW(Attack):
     Deterministic on a deterministic target.
     """
 
-    steps: int = 100
-    searches: int = 5
-    c: float = 0.1
-    lr: float = 0.01
-    kappa: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("c", "lr"):
-            if getattr(self, name) == 0:
-                raise InputError(f"{name}: expected a number above 0, got 0; with it nothing would be attacked")
+    steps: Count = 100
+    searches: Count = 5
+    c: Positive = 0.1
+    lr: Positive = 0.01
+    kappa: NotNegative = 0.0
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         best = Best(target, images)

@@ -9,6 +9,7 @@ from twoprong.attacks.base import Attack, Best, loss_gradient
 from twoprong.attacks.gauge import Gauge, drawn_back, statistic_gradient
 from twoprong.attacks.losses import LOSSES, Loss, mean_margin
 from twoprong.attacks.target import Target
+from twoprong.config import Count, NotNegative, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +23,11 @@ class Evade(Attack):
     orthogonally to the loss. All are tried, and the batch that does best when deployed is returned.
     """
 
-    steps: int = 40
-    step: float | None = None
-    restarts: int = 1
-    draws: int = 8
-    penalties: tuple[float, ...] = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, -1e-1, -1e1)
+    steps: Count = 40
+    step: NotNegative | None = None
+    restarts: Count = 1
+    draws: Count = 8
+    penalties: Numbers = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3, -1e-1, -1e1)
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         best = Best(target, images)

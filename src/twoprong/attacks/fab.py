@@ -9,6 +9,7 @@ from twoprong.attacks.apgd import Survivors, likeliest_wrong, margin_to
 from twoprong.attacks.base import Attack, loss_gradient
 from twoprong.attacks.losses import mean_margin
 from twoprong.attacks.target import Target
+from twoprong.config import Count, NotNegative
 
 BISECTIONS = 3  # of the final search between the image and the nearest point across
 
@@ -23,12 +24,12 @@ class FABT(Attack):
     moves together and the nearest points of all images are tried as one batch. Images without success stay as they are.
     """
 
-    steps: int = 100
-    restarts: int = 1
-    targets: int = 9
-    alpha_max: float = 0.1
-    eta: float = 1.05
-    beta: float = 0.9
+    steps: Count = 100
+    restarts: Count = 1
+    targets: Count = 9
+    alpha_max: NotNegative = 0.1
+    eta: NotNegative = 1.05
+    beta: NotNegative = 0.9
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         with torch.no_grad():

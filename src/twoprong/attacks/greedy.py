@@ -8,6 +8,7 @@ from torch import Tensor
 from twoprong.attacks.base import Attack
 from twoprong.attacks.losses import margin
 from twoprong.attacks.target import Target, Transparent, transparent
+from twoprong.config import Count, NotNegative, Numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +19,10 @@ class Greedy(Attack):
     version is kept. Then as many as the test lets pass, the best hidden first, replace their originals.
     """
 
-    steps: int = 40
-    step: float | None = None
-    kappa: float = 0.5
-    penalties: tuple[float, ...] = (0.0, 1.0, 1e1, 1e2, 1e3)
+    steps: Count = 40
+    step: NotNegative | None = None
+    kappa: NotNegative = 0.5
+    penalties: Numbers = (0.0, 1.0, 1e1, 1e2, 1e3)
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         inside = transparent(target)

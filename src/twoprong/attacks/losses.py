@@ -1,12 +1,14 @@
 """Per-image losses that an attacker ascends, on logits (..., N, classes) and labels (N,)."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+LossName = Literal["ce", "margin", "dlr"]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -32,7 +34,7 @@ def dlr(logits: Tensor, labels: Tensor) -> Tensor:
     return margin(logits, labels) / (ranked[..., 0] - ranked[..., 2] + 1e-12)
 
 
-LOSSES: dict[str, Loss] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
+LOSSES: dict[LossName, Loss] = {"ce": cross_entropy, "margin": margin, "dlr": dlr}
 
 
 def _column(logits: Tensor, labels: Tensor) -> Tensor:

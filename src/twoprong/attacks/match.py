@@ -9,6 +9,7 @@ from twoprong.attacks.base import Attack, Best
 from twoprong.attacks.gauge import Gauge, drawn_back
 from twoprong.attacks.losses import margin, mean_margin
 from twoprong.attacks.target import Target, Transparent, transparent
+from twoprong.config import Count, NotNegative, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +22,11 @@ class Match(Attack):
     drawn back towards the clean images until it does.
     """
 
-    steps: int = 60
-    step: float | None = None
-    draws: int = 8
-    kappa: float = 1.0
-    weights: tuple[tuple[float, float], ...] = ((0.0, 0.0), (0.3, 1.0), (3.0, 1.0), (3.0, 10.0))
+    steps: Count = 60
+    step: NotNegative | None = None
+    draws: Count = 8
+    kappa: NotNegative = 1.0
+    weights: tuple[tuple[Number, Number], ...] = ((0.0, 0.0), (0.3, 1.0), (3.0, 1.0), (3.0, 10.0))
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         inside = transparent(target)

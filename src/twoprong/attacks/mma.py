@@ -7,6 +7,7 @@ from torch import Tensor
 
 from twoprong.attacks.base import Attack, loss_gradient
 from twoprong.attacks.target import Target
+from twoprong.config import Count, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,9 +18,9 @@ class MMA(Attack):
     targets are one batch of targets × N images.
     """
 
-    steps: int = 10
-    step: float | None = None
-    targets: int = 3
+    steps: Count = 10
+    step: NotNegative | None = None
+    targets: Count = 3
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         with torch.no_grad():

@@ -8,6 +8,7 @@ from torch import Tensor
 from twoprong.attacks.base import Attack, loss_gradient
 from twoprong.attacks.losses import cross_entropy
 from twoprong.attacks.target import Role, Target
+from twoprong.config import Count, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +19,10 @@ class Paper(Attack):
     threshold. It ascends the statistic, that is, it asks to be detected: a reference point, not a serious attack.
     """
 
-    steps: int = 200
-    step: float | None = None
-    draws: int = 20
-    alpha: float = 1e-2
+    steps: Count = 200
+    step: NotNegative | None = None
+    draws: Count = 20
+    alpha: NotNegative = 1e-2
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         step = self.eps / 4 if self.step is None else self.step

@@ -1,15 +1,16 @@
 """`partial`: any attack, on k of the batch's n slots; the others hold other people's clean images."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from twoprong.attacks.base import Attack
 from twoprong.attacks.pgd import PGD
 from twoprong.attacks.target import Outcome, PlainOutcome, Role, Target, transparent
-from twoprong.errors import InputError
+from twoprong.config import Positive
 
 
 class Slots:
@@ -53,11 +54,9 @@ class Partial(Attack):
     """`attack` on a `share` of the slots (at least one), drawn at random. Ball and budget are the inner attack's."""
 
     attack: Attack = field(default_factory=PGD)
-    share: float = 0.1
+    share: Annotated[Positive, Field(le=1)] = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise InputError(f"share: expected a number above 0, at most 1, got {self.share!r}")
         object.__setattr__(self, "eps", self.attack.eps)
         object.__setattr__(self, "norm", self.attack.norm)
         super().__post_init__()

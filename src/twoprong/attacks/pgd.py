@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best, loss_gradient
-from twoprong.attacks.losses import LOSSES, mean_margin
+from twoprong.attacks.losses import LOSSES, LossName, mean_margin
 from twoprong.attacks.target import Role, Target
+from twoprong.config import Count, Flag, NotNegative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +18,12 @@ class PGD(Attack):
     `step` is 2.5·ε/steps where it is not given. `draws` is the number of noise draws averaged per step (EOT).
     """
 
-    steps: int = 20
-    step: float | None = None
-    restarts: int = 1
-    draws: int = 1
-    loss: str = "ce"
-    random_start: bool = True
+    steps: Count = 20
+    step: NotNegative | None = None
+    restarts: Count = 1
+    draws: Count = 1
+    loss: LossName = "ce"
+    random_start: Flag = True
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         return self.climb(target, images, labels, generator).images
@@ -53,11 +54,11 @@ class PGD(Attack):
 class BIM(PGD):
     """PGD from the image itself (Kurakin et al. 2017)."""
 
-    random_start: bool = False
+    random_start: Flag = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class EOTPGD(PGD):
     """PGD on the expectation over 20 draws of the target's noise (Athalye et al. 2018)."""
 
-    draws: int = 20
+    draws: Count = 20

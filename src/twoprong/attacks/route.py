@@ -10,6 +10,7 @@ from twoprong.attacks.gauge import Gauge, raised
 from twoprong.attacks.losses import LOSSES, mean_margin
 from twoprong.attacks.pgd import PGD
 from twoprong.attacks.target import Target
+from twoprong.config import Count, NotNegative
 from twoprong.errors import InputError
 
 
@@ -21,10 +22,10 @@ class RouteAttack(Attack):
     statistic raised until it is. The batch that does best when deployed is kept.
     """
 
-    steps: int = 40
-    step: float | None = None
-    restarts: int = 1
-    draws: int = 8
+    steps: Count = 40
+    step: NotNegative | None = None
+    restarts: Count = 1
+    draws: Count = 8
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         climber = PGD(

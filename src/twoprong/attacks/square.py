@@ -10,6 +10,7 @@ from twoprong.attacks.apgd import Survivors
 from twoprong.attacks.base import Attack
 from twoprong.attacks.losses import mean_margin
 from twoprong.attacks.target import Target
+from twoprong.config import Count, NotNegative
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)  # of the share of pixels, in steps out of 10,000
 TILES = 5  # a side of the first l2 perturbation
@@ -27,9 +28,9 @@ class Square(Attack):
     mean margin. `draws` is the number of noise draws the margin is averaged over.
     """
 
-    steps: int = 5000
-    p_init: float = 0.8
-    draws: int = 1
+    steps: Count = 5000
+    p_init: NotNegative = 0.8
+    draws: Count = 1
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         best = Survivors(target, images)

@@ -88,7 +88,7 @@ def _answering(route: Route) -> Step:
 def _swapped(route: Route, swaps: dict[nn.Module, nn.Module]) -> Route:
     """The route with its networks replaced."""
     copied = copy.copy(route)
-    copied._modules = {name: swaps[network] for name, network in route.named_children()}
+    copied._modules = {name: swaps[network] for name, network in route.networks().items()}
     return copied
 
 

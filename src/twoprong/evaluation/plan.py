@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from twoprong.attacks.base import REVISION
 from twoprong.attacks.norms import NORMS
+from twoprong.config import NormName
 from twoprong.data.tensors import Labelled, check_labels
 from twoprong.defense import Defense
 from twoprong.errors import InputError
@@ -32,7 +33,7 @@ class Plan:
     data: Labelled
     protocol: str | Sequence[Item]
     eps: float
-    norm: str
+    norm: NormName
     batch_size: int
     count: int
     seed: int

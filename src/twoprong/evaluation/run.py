@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from twoprong.attacks.norms import NORMS
+from twoprong.config import NormName
 from twoprong.data.tensors import as_labelled, check_images
 from twoprong.defense import Defense
 from twoprong.errors import InputError
@@ -92,7 +93,7 @@ def evaluate(
         data,
         protocol,
         fitted.eps if eps is None else eps,
-        norm or fitted.norm,
+        cast(NormName, norm or fitted.norm),
         batch_size,
         min(len(data), len(data) if wanted is None else wanted),
         seed,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from twoprong.attacks.base import Attack, Best
 from twoprong.attacks.losses import margin
 from twoprong.attacks.target import ROLES, Role, Target
+from twoprong.config import Count, NotNegative, Numbers
 from twoprong.data.tensors import check_images
 from twoprong.errors import InputError
 from twoprong.evaluation.baselines.parts import Refusal
@@ -141,10 +142,10 @@ class EvadeEach(Attack):
     largest margin among those that are accepted; an image that was never accepted is left as it was.
     """
 
-    steps: int = 40
-    step: float | None = None
-    kappa: float = 0.5
-    penalties: tuple[float, ...] = (1.0, 1e1, 1e2)
+    steps: Count = 40
+    step: NotNegative | None = None
+    kappa: NotNegative = 0.5
+    penalties: Numbers = (1.0, 1e1, 1e2)
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         excess_of = getattr(target, "excess", None)

@@ -10,6 +10,7 @@ from twoprong.attacks.base import Attack
 from twoprong.attacks.evade import Evade
 from twoprong.attacks.pgd import PGD
 from twoprong.attacks.target import Role, Target
+from twoprong.config import NormName
 from twoprong.data.tensors import Labelled, image_digests
 from twoprong.defense import Defense
 from twoprong.evaluation.sanity.finding import NEARLY_ZERO, POINT, Finding, finding, not_memory
@@ -103,7 +104,7 @@ def large_budget(target: Target, batch: Labelled, seed: int) -> Finding:
     )
 
 
-def broken(defense: Defense, batch: Labelled, eps: float, norm: str, seed: int, bare: float) -> Finding:
+def broken(defense: Defense, batch: Labelled, eps: float, norm: NormName, seed: int, bare: float) -> Finding:
     """A pipeline known to be broken must break, or the attack is not worth much.
 
     Not where the classifier by itself withstands this budget. A denoiser may take a small one away: twice it is tried too.

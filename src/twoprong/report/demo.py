@@ -11,8 +11,8 @@ from torch import Tensor
 
 from twoprong.defense import Defense
 from twoprong.measure import Scores
-from twoprong.report.evaluation import templates
 from twoprong.report.figures import histogram, picture
+from twoprong.report.pages import templates
 from twoprong.storage import write_atomic
 
 

@@ -8,8 +8,8 @@ EPS = 0.2
 
 def test_a_sound_defence_passes(defense, digits):
     found = check_gradients(defense, digits.test[:40], EPS, 0)
-    assert found["status"] == "passed", found["detail"]
-    assert set(found["values"]) == {"clean_zero", "clean_error", "denoise_zero", "denoise_error", "statistic_error"}
+    assert found.status == "passed", found.detail
+    assert set(found.values) == {"clean_zero", "clean_error", "denoise_zero", "denoise_error", "statistic_error"}
 
 
 def test_a_gradient_that_is_only_half_there_is_caught(defense, digits):
@@ -23,8 +23,8 @@ def test_a_gradient_that_is_only_half_there_is_caught(defense, digits):
     found = check_gradients(
         Half(defense.classifier, defense.detector, defense.denoiser, defense.config), digits.test[:40], EPS, 0
     )
-    assert found["status"] == "failed"
-    assert "denoise" in found["detail"]
+    assert found.status == "failed"
+    assert "denoise" in found.detail
 
 
 def test_a_statistic_that_is_cut_off_is_caught(defense, digits):
@@ -34,15 +34,15 @@ def test_a_statistic_that_is_cut_off_is_caught(defense, digits):
 
     hidden = Hidden(defense.classifier, defense.detector, defense.denoiser, defense.config)
     found = check_gradients(hidden, digits.test[:40], EPS, 0)
-    assert found["status"] == "failed"
-    assert "statistic" in found["detail"]
+    assert found.status == "failed"
+    assert "statistic" in found.detail
 
 
 def test_a_copy_in_half_precision_passes_and_one_of_something_else_is_caught(defense, digits):
     quick = defense.accelerated(None)
     found = check_copy(defense, quick, digits.test[:40], EPS, 0)
-    assert found["status"] == "passed", found["detail"]
-    assert min(found["values"].values()) > 0.9
+    assert found.status == "passed", found.detail
+    assert min(found.values.values()) > 0.9
 
     class Masked(Defense):
         def denoise(self, images, generator=None):
@@ -50,8 +50,8 @@ def test_a_copy_in_half_precision_passes_and_one_of_something_else_is_caught(def
 
     masked = Masked(quick.classifier, quick.detector, quick.denoiser, quick.config)
     found = check_copy(defense, masked, digits.test[:40], EPS, 0)
-    assert (found["status"], found["values"]["clean_alike"] > 0.9) == ("failed", True)
-    assert "denoise alike" in found["detail"]
+    assert (found.status, found.values["clean_alike"] > 0.9) == ("failed", True)
+    assert "denoise alike" in found.detail
 
     class Deaf(Defense):
         def statistic(self, images, reference=None):
@@ -59,4 +59,4 @@ def test_a_copy_in_half_precision_passes_and_one_of_something_else_is_caught(def
 
     deaf = Deaf(quick.classifier, quick.detector, quick.denoiser, quick.config)
     found = check_copy(defense, deaf, digits.test[:40], EPS, 0)
-    assert (found["status"], "cannot be differentiated" in found["detail"]) == ("failed", True)
+    assert (found.status, "cannot be differentiated" in found.detail) == ("failed", True)

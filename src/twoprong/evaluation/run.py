@@ -187,11 +187,11 @@ def _run(session: Session, command: str | None, source: str | None) -> Run:
 
 
 def _facts(plan: Plan) -> DefenseFacts:
-    defense = plan.defense
+    defense, about = plan.defense, plan.defense.about  # in `about` anybody may have put anything
     return DefenseFacts(
         classifier=_name(defense.classifier),
-        classes=defense.about.get("classes"),
-        data=defense.about.get("data"),
+        classes=None if about.get("classes") is None else [str(name) for name in about["classes"]],
+        data=None if about.get("data") is None else str(about["data"]),
         config=defense.config.model_dump(mode="json"),
         threshold=defense.threshold(plan.batch_size),
     )

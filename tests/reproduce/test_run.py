@@ -236,7 +236,7 @@ def test_shares_are_of_adversarial_images_and_nested(runs, monkeypatch, digits):
 def test_a_surrogate_is_another_classifier(runs, digits):
     shop = Artifacts(runs[0] / "work", digits, load_experiment("transfer").smoke, 0)
     spec = Spec(classifier="cnn", surrogate="cnn")
-    assert fingerprint(shop.surrogate(spec)) != fingerprint(shop.subject(Spec(classifier="cnn", bare=True)))
+    assert fingerprint(shop.surrogate(spec)) != fingerprint(shop.measured(Spec(classifier="cnn", bare=True)))
     reads = 100 * accuracy(shop.surrogate(spec), digits.test)
     results = results_of(runs, "transfer")
     assert {cell["surrogate_accuracy"] for cell in cells_of(results)} == {reads}
@@ -255,7 +255,7 @@ def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
 def test_batches_that_are_attacked_are_whole(tmp_path, digits, classifier):
     shop = Artifacts(tmp_path, digits, load_experiment("bpda").smoke, 0, trained=lambda name: classifier)
     spec = Spec(classifier="cnn", bare=True, measure="attacked", attack="noise", batch_size=40)
-    made = shop.attacked(spec, shop.subject(spec), digits.test[:100])
+    made = shop.attacked(spec, shop.measured(spec), digits.test[:100])
     assert [len(batch.images) for batch in made] == [40, 40]
 
 

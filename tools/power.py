@@ -58,7 +58,7 @@ def curves(defense: tp.Defense, data: ImageData, seed: int = 0) -> dict[str, Any
         "kernels": found,
         "test_images": len(test),
         "classifier": defense.classifier.spec.name,
-        "made_with": made_with(test.images.device),
+        "made_with": made_with(test.images.device).as_dict(),
     }
 
 
@@ -83,7 +83,7 @@ def _curves(defense: tp.Defense, clean: torch.Tensor, attacked: dict[int, torch.
     pools = {eps: Pool(defense, torch.cat([clean, images])) for eps, images in attacked.items()}
 
     def power(eps: int, size: int, share: float) -> dict[str, Any]:
-        return work.rate(pools[eps], work.mixtures(count, size, share), size, count)
+        return work.rate(pools[eps], work.mixtures(count, size, share), size, count).as_dict()
 
     usual = pools[USUAL]
     return {
@@ -93,7 +93,7 @@ def _curves(defense: tp.Defense, clean: torch.Tensor, attacked: dict[int, torch.
             "2/255, 100 %": power(2, SIZE, 1.0)["rate"],
             "8/255, 100 %, batches of 10": power(8, 10, 1.0)["rate"],
         },
-        "false_alarms": [{"size": n} | work.rate(usual, work.partitions(count, n), n, count) for n in SIZES],
+        "false_alarms": [{"size": n} | work.rate(usual, work.partitions(count, n), n, count).as_dict() for n in SIZES],
         "by_share": {str(eps): [{"share": share} | power(eps, SIZE, share) for share in SHARES] for eps in (USUAL, SMALL)},
         "by_eps": [{"eps": eps} | power(eps, SIZE, 1.0) for eps in attacked],
         "by_size": {str(eps): [{"size": n} | power(eps, n, 1.0) for n in SIZES] for eps in (USUAL, SMALL)},

@@ -18,7 +18,7 @@ def asked(monkeypatch, tmp_path):
 
     def listen(defense, images, **settings):
         found.update(settings, defense=defense, images=images)
-        return SimpleNamespace(results={}, reliable=True)
+        return SimpleNamespace(results=SimpleNamespace(as_dict=dict), reliable=True)
 
     monkeypatch.setattr(command, "run_evaluation", listen)
 

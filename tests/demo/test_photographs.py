@@ -6,6 +6,7 @@ import torch
 
 from twoprong.demo import photographs as module
 from twoprong.demo.photographs import BATCH_SIZE, BATCHES, SHOWN, packaged, photographs
+from twoprong.results.demo import DemoPhotographs
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +21,13 @@ def made(defense, digits):
 
 
 def test_five_clean_batches_then_attacked_ones_of_other_images(made, digits):
-    rows = made.results["batches"]
-    assert [row["attacked"] for row in rows] == [False] * BATCHES + [True] * (len(digits.test) // BATCH_SIZE - BATCHES)
-    assert min(row["bare"] for row in rows[:BATCHES]) > 0.8
-    assert max(row["bare"] for row in rows[BATCHES:]) < 0.5
+    rows = made.results.batches
+    assert [row.attacked for row in rows] == [False] * BATCHES + [True] * (len(digits.test) // BATCH_SIZE - BATCHES)
+    assert min(row.bare for row in rows[:BATCHES]) > 0.8
+    assert max(row.bare for row in rows[BATCHES:]) < 0.5
     for row in rows:
-        assert row["flagged"] == (row["statistic"] >= row["threshold"])
-        assert row["flagged"] or row["defended"] == row["bare"]
+        assert row.flagged == (row.statistic >= row.threshold)
+        assert row.flagged or row.defended == row.bare
 
 
 def test_no_image_is_in_two_batches(defense, digits, monkeypatch):
@@ -49,15 +50,15 @@ def test_the_first_attacked_batch_is_shown_with_what_became_of_it(made, defense)
     clean, attacked, seen = made.shown.rows.values()
     assert len(clean) == len(attacked) == len(seen) == len(made.shown.labels) == SHOWN
     assert 0 < (attacked - clean).abs().max() <= 0.2 + 1e-6
-    assert torch.equal(seen, attacked) == (not made.results["batches"][BATCHES]["flagged"])
+    assert torch.equal(seen, attacked) == (not made.results.batches[BATCHES].flagged)
     assert (defense.logits(clean, "passing")[0].argmax(1) == made.shown.labels).float().mean() > 0.5
 
 
 def test_the_seed_decides_every_number(made, defense, digits):
     again, other = photographs(defense, digits, seed=0), photographs(defense, digits, seed=1)
     assert again.results == made.results
-    assert other.results["batches"] != made.results["batches"]
-    assert json.loads(json.dumps(made.results)) == made.results
+    assert other.results.batches != made.results.batches
+    assert DemoPhotographs.model_validate(json.loads(json.dumps(made.results.as_dict()))) == made.results
 
 
 def test_it_says_how_far_it_is(defense, digits):

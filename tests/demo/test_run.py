@@ -31,7 +31,7 @@ def run(tmp_path_factory):
 def test_the_same_seed_gives_the_same_numbers_with_the_packaged_bundle_or_without(run, tmp_path, monkeypatch):
     folder, first = run
     monkeypatch.setattr("twoprong.shipped.HOME", tmp_path / "empty")
-    second = demo(tmp_path / "second")
+    second = demo(tmp_path / "second").as_dict()
     assert json.loads((folder / "first" / "results.json").read_text()) == first
     assert json.loads((tmp_path / "second" / "results.json").read_text()) == json.loads(json.dumps(second))
     assert all(first["seconds"][part] > 0 for part in ("train_classifier", "fit", "compare", "photographs"))

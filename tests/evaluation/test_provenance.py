@@ -8,21 +8,23 @@ from twoprong.evaluation import provenance
 
 def test_it_says_with_what_a_result_was_made():
     found = provenance.made_with(torch.device("cpu"))
-    assert set(found) == {"twoprong", "torch", "python", "commit", "platform", "device", "threads"}
-    assert found["torch"] == torch.__version__
-    assert "CPU" in found["device"]
-    assert not any("/" in str(value) for key, value in found.items() if key != "device")  # no paths of this machine
+    assert set(found.as_dict()) == {"twoprong", "torch", "python", "commit", "platform", "device", "threads"}
+    assert found.torch == torch.__version__
+    assert "CPU" in found.device
+    assert not any(
+        "/" in str(value) for key, value in found.as_dict().items() if key != "device"
+    )  # no paths of this machine
 
 
 def test_the_commit_is_the_source_trees(monkeypatch):
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=Path(provenance.__file__).parent, capture_output=True, text=True, check=False
     )
-    commit = provenance.made_with(torch.device("cpu"))["commit"]
+    commit = provenance.made_with(torch.device("cpu")).commit
     if head.returncode == 0 and commit is not None:
         assert head.stdout.startswith(commit.removesuffix("-dirty"))
     monkeypatch.setenv("PATH", "")  # no git, no commit, no error
     monkeypatch.delenv("TWOPRONG_COMMIT", raising=False)
-    assert provenance.made_with(torch.device("cpu"))["commit"] is None
+    assert provenance.made_with(torch.device("cpu")).commit is None
     monkeypatch.setenv("TWOPRONG_COMMIT", "0123456789ab")  # who copied the tree may say what it is a copy of
-    assert provenance.made_with(torch.device("cpu"))["commit"] == "0123456789ab"
+    assert provenance.made_with(torch.device("cpu")).commit == "0123456789ab"

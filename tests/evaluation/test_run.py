@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +25,7 @@ from twoprong.evaluation.protocols import Item
 from twoprong.evaluation.session import Plan
 from twoprong.models.features import Features
 from twoprong.recipe import paper_defense
+from twoprong.results import EvaluationResults, read_results
 from twoprong.storage import fingerprint
 
 EPS = 0.2
@@ -60,7 +60,8 @@ def command(*arguments, cwd, **settings):
 
 
 def numbers(results):
-    """Everything but when, where and how long."""
+    """Everything but when, where and how long. Takes the content of the file, or the results themselves."""
+    results = results.as_dict() if isinstance(results, EvaluationResults) else results
     text = json.dumps({key: value for key, value in results.items() if key not in ("seconds", "made_with")})
     content = json.loads(re.sub(r'"seconds": [\d.e-]+', '"seconds": 0', text))
     content["run"] |= {"started": "", "command": "", "data": ""}
@@ -123,23 +124,14 @@ def test_the_worst_case_recomputed_by_hand(killed):
         assert stated["per_sample"] == pytest.approx(sum(images) / len(images))
 
 
-def test_results_are_what_the_documentation_says(killed):
+def test_the_file_is_what_is_printed_and_is_written_as_it_is_read(killed):
     folder, printed, _ = killed
-    results = json.loads((folder / "results.json").read_text())
-    assert results == printed
-    documented = (Path(__file__).parents[2] / "docs" / "evaluate.md").read_text()
-    table = documented[documented.index("## results.json") :]
-    keys = {key for row in re.findall(r"^\| (`[^|]*`) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)}
-    assert keys == set(results)
-    for part in ("run", "made_with", "defense", "clean"):
-        assert all(f"`{key}`" in table for key in results[part]), part
-    for attack in results["attacks"]:
-        assert all(
-            f"`{key}`" in table for key in (*attack, *attack["batches"][0], *attack["batches"][0]["subjects"]["defense"])
-        )
-        assert all(len(entry["subjects"]["defense"]["by_draw"]) >= 10 for entry in attack["batches"])
-        assert all(f'"{key}"' in table for key in attack["subjects"]["defense"])
-    assert all(f"`{key}`" in table for key in results["detector"])
+    text = (folder / "results.json").read_text()
+    assert json.loads(text) == printed
+    results = read_results(folder / "results.json")
+    assert json.dumps(results.as_dict(), indent=1, allow_nan=False) + "\n" == text
+    for attack in results.attacks:
+        assert all(len(batch.subjects["defense"].by_draw) >= 10 for batch in attack.batches)
 
 
 def test_batches_are_formed_once_and_attacks_stay_in_their_ball(killed):
@@ -181,23 +173,23 @@ def test_the_report_of_a_run_opens_in_a_browser(killed, visit, tmp_path):
 
 def test_a_partial_attack_is_scored_on_its_slots_and_on_the_others(defense, digits):
     results = tp.evaluate(defense, digits.test[:80], protocol=ITEMS, batch_size=40, count=80).results
-    attack = next(entry for entry in results["attacks"] if entry["threat_model"] == "partial")
-    assert not attack["in_worst_case"]
-    assert all(len(batch["slots"]) == 4 for batch in attack["batches"])
-    found = attack["slots"]["defense"]
-    whole = attack["subjects"]["defense"]["accuracy"]
-    assert whole == pytest.approx((found["attacked"] * 8 + found["others"] * 72) / 80)
-    assert found["attacked"] <= found["others"]
-    assert found["others_clean"] >= 0.9
+    attack = next(entry for entry in results.attacks if entry.threat_model == "partial")
+    assert not attack.in_worst_case
+    assert all(len(batch.slots) == 4 for batch in attack.batches)
+    found = attack.slots["defense"]
+    whole = attack.subjects["defense"].accuracy
+    assert whole == pytest.approx((found.attacked * 8 + found.others * 72) / 80)
+    assert found.attacked <= found.others
+    assert found.others_clean >= 0.9
 
 
 def test_a_second_bundle_is_attacked_for_itself(defense, digits):
     items = [*ITEMS[:2], Item("evade on against", "adaptive", ITEMS[3].attack, "against")]
     results = tp.evaluate(defense, digits.test[:40], protocol=items, batch_size=40, against=defense).results
-    subjects = results["attacks"][-1]["subjects"]
+    subjects = results.attacks[-1].subjects
     # The same defence twice: made for one, it works on both, noise apart.
-    assert subjects["against"]["accuracy"] == pytest.approx(subjects["defense"]["accuracy"], abs=0.1)
-    assert set(results["worst_case"]) == {"defense", "bare", "denoiser", "reject", "against"}
+    assert subjects["against"].accuracy == pytest.approx(subjects["defense"].accuracy, abs=0.1)
+    assert set(results.worst_case) == {"defense", "bare", "denoiser", "reject", "against"}
 
 
 def test_a_users_own_classifier_evaluates_alike_from_both_sides(tmp_path, defense, digits):
@@ -240,7 +232,7 @@ def test_a_users_own_classifier_evaluates_alike_from_both_sides(tmp_path, defens
 def test_strict_turns_an_unreliable_run_into_an_exit_code(killed, bundle, monkeypatch, tmp_path, reliable, strict, code):
     _, results, _ = killed
     checks = [{**results["sanity"][0], "status": "passed" if reliable else "failed"}]
-    given = {**results, "reliable": reliable, "sanity": checks}
+    given = EvaluationResults.model_validate({**results, "reliable": reliable, "sanity": checks})
     module = importlib.import_module("twoprong.cli.evaluate")
     monkeypatch.setattr(module, "run_evaluation", lambda *_, **__: tp.Evaluation(given))
     monkeypatch.chdir(tmp_path)
@@ -282,15 +274,15 @@ def test_a_classifier_in_training_mode_is_evaluated_as_deployed_and_left_as_it_w
         tp.evaluate(one, digits.test[:80], protocol=[item], batch_size=40, count=40).results for one in (other, defense)
     )
     assert fingerprint(other) == before
-    assert found["clean"] == expected["clean"]
+    assert found.clean == expected.clean
 
 
 def test_training_images_need_no_labels(defense, digits):
     results = tp.evaluate(
         defense, digits.test[:20], protocol=ITEMS[:1], batch_size=20, train=digits.train.images, precision="bf16"
     ).results
-    assert "magnet" in results["worst_case"]
-    assert results["run"]["precision"] == "bf16"
+    assert "magnet" in results.worst_case
+    assert results.run.precision == "bf16"
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"eps": 0.1}, {"batch_size": 10}, {"keep": True}])

@@ -2,57 +2,61 @@ import pytest
 
 from twoprong.evaluation.scores import slots, summarise, worst_case
 from twoprong.measure import wilson
+from twoprong.results.evaluation import AttackedBatch, AttackEntry
+from twoprong.results.scores import BatchScore
 
 
 def entry(correct, draws=2, rejected=None, flagged=None, by_draw=None):
     share = sum(correct) / len(correct) / draws
-    return {
-        "correct": correct,
-        "rejected": rejected,
-        "by_draw": by_draw or [share] * draws,
-        "flagged": flagged,
-        "statistic": None if flagged is None else 0.1,
-    }
+    return BatchScore(
+        correct=correct,
+        rejected=rejected,
+        by_draw=by_draw or [share] * draws,
+        flagged=flagged,
+        statistic=None if flagged is None else 0.1,
+    )
 
 
 def test_accuracy_is_over_images_and_draws():
     found = summarise([entry([2, 1, 0, 2], flagged=True, by_draw=[0.75, 0.5]), entry([2, 2], flagged=False)])
-    assert found["accuracy"] == pytest.approx((2.5 + 2) / 6)
-    assert found["interval"] == wilson(4, 6)  # 4.5 rounds to even
-    assert found["worst_draw"] == pytest.approx((0.5 * 4 + 1.0 * 2) / 6)
-    assert found["flagged"] == 0.5
-    assert found["flagged_interval"] == wilson(1, 2)
-    assert found["rejected"] == 0
-    assert found["fooled"] == pytest.approx(1.5 / 6)
+    assert found.accuracy == pytest.approx((2.5 + 2) / 6)
+    assert found.interval == wilson(4, 6)  # 4.5 rounds to even
+    assert found.worst_draw == pytest.approx((0.5 * 4 + 1.0 * 2) / 6)
+    assert found.flagged == 0.5
+    assert found.flagged_interval == wilson(1, 2)
+    assert found.rejected == 0
+    assert found.fooled == pytest.approx(1.5 / 6)
 
 
 def test_who_is_refused_is_neither_right_nor_fooled():
     found = summarise([entry([1, 0, 0, 0], draws=1, rejected=[0, 1, 1, 0])])
-    assert found["accuracy"] == 0.25
-    assert found["rejected"] == 0.5
-    assert found["fooled"] == 0.25
-    assert found["accuracy_accepted"] == 0.5
-    assert found["accuracy_accepted_interval"] == wilson(1, 2)
-    assert found["flagged"] is None
-    assert found["flagged_interval"] is None
+    assert found.accuracy == 0.25
+    assert found.rejected == 0.5
+    assert found.fooled == 0.25
+    assert found.accuracy_accepted == 0.5
+    assert found.accuracy_accepted_interval == wilson(1, 2)
+    assert found.flagged is None
+    assert found.flagged_interval is None
 
 
 def test_slots_are_told_from_the_others():
     found = slots([entry([2, 0, 1, 2])], [entry([2, 2, 2, 0])], [[1, 2]])
-    assert found["attacked"] == pytest.approx(0.25)
-    assert found["others"] == 1.0
-    assert found["others_clean"] == 0.5
-    assert found["others_interval"] == wilson(2, 2)
+    assert found.attacked == pytest.approx(0.25)
+    assert found.others == 1.0
+    assert found.others_clean == 0.5
+    assert found.others_interval == wilson(2, 2)
 
 
 def test_with_all_slots_attacked_there_are_no_others():
     found = slots([entry([0, 0])], [entry([2, 2])], [[0, 1]])
-    assert found["others"] is None
-    assert found["others_clean"] is None
+    assert found.others is None
+    assert found.others_clean is None
 
 
 def attack(name, *batches, counts=True):
-    return {"name": name, "in_worst_case": counts, "batches": [{"subjects": {"d": batch}} for batch in batches]}
+    """As much of an attack as the worst case reads."""
+    held = [AttackedBatch.model_construct(subjects={"d": batch}) for batch in batches]
+    return AttackEntry.model_construct(name=name, in_worst_case=counts, batches=held)
 
 
 def test_the_attacker_picks_one_attack_a_batch():
@@ -64,19 +68,19 @@ def test_the_attacker_picks_one_attack_a_batch():
         ],
         "d",
     )
-    assert found["chosen"] == ["a", "b"]
-    assert found["per_batch"] == pytest.approx((2 + 1) / 8)
-    assert found["per_sample"] == pytest.approx((1 + 1) / 8)
-    assert found["per_sample"] <= found["per_batch"]
+    assert found.chosen == ["a", "b"]
+    assert found.per_batch == pytest.approx((2 + 1) / 8)
+    assert found.per_sample == pytest.approx((1 + 1) / 8)
+    assert found.per_sample <= found.per_batch
 
 
 def test_refusing_counts_as_not_fooled_and_is_reported():
     found = worst_case([attack("a", entry([0, 0], 1, rejected=[1, 1])), attack("b", entry([1, 0], 1, rejected=[0, 0]))], "d")
-    assert found["chosen"] == ["b"]
-    assert found["per_batch"] == 0.5
-    assert found["rejected"] == 0
-    assert found["accuracy_accepted"] == 0.5
+    assert found.chosen == ["b"]
+    assert found.per_batch == 0.5
+    assert found.rejected == 0
+    assert found.accuracy_accepted == 0.5
 
 
 def test_where_everything_is_refused_nobody_is_right():
-    assert summarise([entry([0, 0], draws=1, rejected=[1, 1])])["accuracy_accepted"] is None
+    assert summarise([entry([0, 0], draws=1, rejected=[1, 1])]).accuracy_accepted is None

@@ -27,21 +27,21 @@ def test_the_rejecting_one_refuses_what_the_defence_flags(defense, batches):
     subject = subjects_of(defense)["reject"]
     accepted = judge(subject, clean, labels, generator(0, "x"))
     refused = judge(subject, attacked, labels, generator(0, "x"))
-    assert accepted["rejected"] == [0] * len(labels)
-    assert accepted["correct"] == judge(subjects_of(defense)["bare"], clean, labels, generator(0, "x"))["correct"]
-    assert refused["rejected"] == [1] * len(labels)
-    assert refused["correct"] == [0] * len(labels)
-    assert refused["statistic"] == pytest.approx(defense(attacked).statistic)
+    assert accepted.rejected == [0] * len(labels)
+    assert accepted.correct == judge(subjects_of(defense)["bare"], clean, labels, generator(0, "x")).correct
+    assert refused.rejected == [1] * len(labels)
+    assert refused.correct == [0] * len(labels)
+    assert refused.statistic == pytest.approx(defense(attacked).statistic)
     assert isinstance(Rejecting(defense).decide(clean).adversarial, bool)
 
 
 def test_noise_is_drawn_anew_and_counted(defense, batches):
     _, attacked, labels = batches
     found = judge(subjects_of(defense)["defense"], attacked, labels, generator(0, "x"))
-    assert len(found["by_draw"]) == DRAWS >= 10
-    assert sum(found["correct"]) == pytest.approx(sum(found["by_draw"]) * len(labels))
-    assert len(set(found["correct"])) > 1  # some images are right in some draws only
-    assert found["flagged"] is True
+    assert len(found.by_draw) == DRAWS >= 10
+    assert sum(found.correct) == pytest.approx(sum(found.by_draw) * len(labels))
+    assert len(set(found.correct)) > 1  # some images are right in some draws only
+    assert found.flagged is True
 
 
 def test_one_subject_more_changes_no_others_numbers(defense, batches):

@@ -1,11 +1,14 @@
-"""A complete results dict of format 1, small and made up: what the report's tests draw. See docs/evaluate.md."""
+"""Complete results of format 1, small and made up: what the report's tests draw. See docs/results-format.md."""
 
 import base64
 import io
 import math
 import random
+from collections.abc import Callable
 
 from PIL import Image
+
+from twoprong.results import EvaluationResults
 
 SIZE, DRAWS, BATCHES, EPS, THRESHOLD = 20, 10, 4, 8 / 255, 0.009
 CLASSES = ["cat & dog", "<b>ship</b>", "frog|toad"]
@@ -30,8 +33,15 @@ ATTACKS = [
 ]
 
 
-def example(reliable: bool = True) -> dict:
-    """The whole dict, the same at every call. Unreliable: one more sanity check has failed."""
+def example(reliable: bool = True, change: Callable[[dict], object] | None = None) -> EvaluationResults:
+    """The results, the same at every call; `change` edits their JSON before. Unreliable: one more check has failed."""
+    content = _content(reliable)
+    if change is not None:
+        change(content)
+    return EvaluationResults.model_validate(content)
+
+
+def _content(reliable: bool) -> dict:
     chance = random.Random(7)
     attacks = [_attack(chance, *row) for row in ATTACKS]
     counted = [attack for attack in attacks if attack["in_worst_case"]]
@@ -41,12 +51,14 @@ def example(reliable: bool = True) -> dict:
         "reliable": reliable,
         "run": {
             "protocol": "strong",
+            "data": None,
             "seed": 3,
             "norm": "linf",
             "eps": EPS,
             "batch_size": SIZE,
             "images": SIZE * BATCHES,
             "draws": DRAWS,
+            "precision": "fp32",
             "key": "0f" * 32,
             "command": "twoprong evaluate bundle --data 'a <b> & c' --protocol strong --out results",
             "started": "2026-11-15T12:00:00+00:00",
@@ -90,7 +102,8 @@ def wilson(share: float, count: int) -> list[float]:
     return [max(0.0, middle - half), min(1.0, middle + half)]
 
 
-def _tally(accuracy: float, images: int, flagged: float | None, rejected: float | None, batches: int, worst: float) -> dict:
+def _score(accuracy: float, images: int, flagged: float | None, rejected: float, batches: int, worst: float) -> dict:
+    fooled = max(0.0, 1 - accuracy - rejected)
     return {
         "accuracy": accuracy,
         "interval": wilson(accuracy, images),
@@ -98,14 +111,18 @@ def _tally(accuracy: float, images: int, flagged: float | None, rejected: float 
         "flagged": flagged,
         "flagged_interval": None if flagged is None else wilson(flagged, batches),
         "rejected": rejected,
-        "fooled": 1 - accuracy - (rejected or 0.0),
+        "rejected_interval": wilson(rejected, images),
+        "fooled": fooled,
+        "fooled_interval": wilson(fooled, images),
+        "accuracy_accepted": accuracy / (1 - rejected) if rejected < 1 else None,
+        "accuracy_accepted_interval": wilson(accuracy, images),
     }
 
 
 def _clean(name: str) -> dict:
     accuracy = {"bare": 0.9525, "denoiser": 0.885, "magnet": 0.91, "reject": 0.905}.get(name, 0.9475)
-    refused = {"reject": 0.05, "magnet": 0.035}.get(name)
-    return _tally(accuracy, 400, 0.05 if name in TESTED else None, refused, 20, accuracy)
+    refused = {"reject": 0.05, "magnet": 0.035}.get(name, 0.0)
+    return _score(accuracy, 400, 0.05 if name in TESTED else None, refused, 20, accuracy)
 
 
 def _attack(chance: random.Random, name: str, threat: str, target: str, share: float | None, right: dict) -> dict:
@@ -113,7 +130,8 @@ def _attack(chance: random.Random, name: str, threat: str, target: str, share: f
     slots = None
     if share is not None:
         mine = {"attacked": 0.1, "attacked_interval": wilson(0.1, 10)}
-        rest = {"others": right["defense"], "others_interval": wilson(right["defense"], 70), "others_clean": 0.95}
+        rest = {"others": right["defense"], "others_interval": wilson(right["defense"], 70)}
+        rest |= {"others_clean": 0.95, "others_clean_interval": wilson(0.95, 70)}
         slots = {subject: {**mine, **rest} for subject in SUBJECTS}
     return {
         "name": name,
@@ -124,7 +142,7 @@ def _attack(chance: random.Random, name: str, threat: str, target: str, share: f
         "eps": EPS,
         "share": share,
         "in_worst_case": share is None,
-        "subjects": {subject: _tally_of(batches, subject) for subject in SUBJECTS},
+        "subjects": {subject: _score_of(batches, subject) for subject in SUBJECTS},
         "slots": slots,
         "seconds": 12.5,
         "queries": 320.0,
@@ -153,7 +171,7 @@ def _batch(chance: random.Random, number: int, share: float | None, right: dict)
     own = {
         "number": number,
         "seconds": 3.0,
-        "queries": 320.0,
+        "queries": 6400,
         "distance": EPS,
         "lowest": 0.0,
         "highest": 1.0,
@@ -162,13 +180,13 @@ def _batch(chance: random.Random, number: int, share: float | None, right: dict)
     return {**own, "subjects": subjects}
 
 
-def _tally_of(batches: list[dict], name: str) -> dict:
+def _score_of(batches: list[dict], name: str) -> dict:
     scores = [batch["subjects"][name] for batch in batches]
     images = SIZE * len(scores)
     accuracy = sum(sum(score["correct"]) for score in scores) / images / DRAWS
     flagged = sum(score["flagged"] for score in scores) / len(scores) if name in TESTED else None
-    refused = sum(sum(score["rejected"]) for score in scores) / images / DRAWS if name in REFUSING else None
-    return _tally(accuracy, images, flagged, refused, len(scores), max(0.0, accuracy - 0.03))
+    refused = sum(sum(score["rejected"]) for score in scores) / images / DRAWS if name in REFUSING else 0.0
+    return _score(accuracy, images, flagged, refused, len(scores), max(0.0, accuracy - 0.03))
 
 
 def _worst(attacks: list[dict], name: str) -> dict:
@@ -179,12 +197,16 @@ def _worst(attacks: list[dict], name: str) -> dict:
     chosen = [min(attacks, key=lambda attack: kept(attack, number)) for number in range(BATCHES)]
     share = sum(kept(attack, number) for number, attack in enumerate(chosen)) / BATCHES
     refused = [sum(attack["batches"][number]["subjects"][name]["rejected"] or []) for number, attack in enumerate(chosen)]
+    rejected = sum(refused) / SIZE / DRAWS / BATCHES
     return {
         "per_batch": share,
         "per_batch_interval": wilson(share, SIZE * BATCHES),
         "per_sample": share / 2,
         "per_sample_interval": wilson(share / 2, SIZE * BATCHES),
-        "rejected": sum(refused) / SIZE / DRAWS / BATCHES if name in REFUSING else None,
+        "rejected": rejected,
+        "rejected_interval": wilson(rejected, SIZE * BATCHES),
+        "accuracy_accepted": share - rejected,
+        "accuracy_accepted_interval": wilson(max(0.0, share - rejected), SIZE * BATCHES),
         "chosen": [attack["name"] for attack in chosen],
     }
 
@@ -202,6 +224,7 @@ def _point(eps: int, attack: str) -> dict:
         "attack": attack,
         "threat_model": "bare" if attack == "bare pgd" else "adaptive",
         "subjects": subjects,
+        "batches": [],
     }
 
 
@@ -215,28 +238,28 @@ def _rate(rate: float, independent: int, **keys: object) -> dict:
     }
 
 
+def _judged(rate: float, independent: int, defended: float = 0.9, undefended: float = 0.93, **keys: object) -> dict:
+    accuracies = {"defended": defended, "defended_interval": wilson(defended, 80)}
+    accuracies |= {"undefended": undefended, "undefended_interval": wilson(undefended, 80)}
+    return _rate(rate, independent, **keys) | accuracies
+
+
 def _detector(chance: random.Random) -> dict:
     sizes, steps = (5, 10, 20, 50), [n / 20 for n in range(21)]
-    both = {"defended": 0.9, "undefended": 0.93}
     shares = ((0.0, 0.05), (0.05, 0.08), (0.1, 0.15), (0.2, 0.4), (0.5, 0.93), (1.0, 1.0))
     kinds = (("blur", 0.5), ("blur", 1.0), ("jpeg", 50), ("brightness", 1.2), ("noise", 0.02), ("noise", 0.05))
     return {
         "false_alarm_rate": 0.05,
         "rounds": 5,
-        "sizes": list(sizes),
+        "sizes": [sizes[0], sizes[-1]],
         "false_alarms": [_rate(0.02 + 0.01 * n, 400 // size, size=size) for n, size in enumerate(sizes)],
         "power": {
             "by_size": [_rate(0.4 + 0.2 * n, 80 // size, size=size) for n, size in enumerate(sizes)],
             "by_eps": [_rate(min(1.0, 0.05 + eps / 8), 4, eps=eps / 255) for eps in (1, 2, 4, 8)],
-            "by_share": [
-                _rate(rate, 4, share=share, defended=0.95 - 0.15 * share, undefended=0.95 * (1 - share))
-                for share, rate in shares
-            ],
+            "by_share": [_judged(rate, 4, 0.95 - 0.15 * share, 0.95 * (1 - share), share=share) for share, rate in shares],
         },
-        "skewed": [_rate(1 - 0.3 * classes, 10, classes=classes, **both) for classes in (1, 2, 3)],
-        "shifted": [
-            _rate(0.1 + 0.15 * n, 10, kind=kind, strength=strength, **both) for n, (kind, strength) in enumerate(kinds)
-        ],
+        "skewed": [_judged(1 - 0.3 * classes, 10, classes=classes, size=SIZE) for classes in (1, 2, 3)],
+        "shifted": [_judged(0.1 + 0.15 * n, 10, kind=kind, strength=strength) for n, (kind, strength) in enumerate(kinds)],
         "roc": [
             {"eps": eps / 255, "false_alarms": steps, "power": [x ** (1 / eps) for x in steps], "area": 1 - 1 / (1 + eps)}
             for eps in (2, 8)
@@ -273,7 +296,7 @@ def _picture(attack: str, label: int) -> dict:
     says = {"clean": label, "adversarial": (label + 1) % 3, "denoised": label}
     return {
         "attack": attack,
-        "label": CLASSES[label],
+        "label": label,
         "images": {row: png(shade) for row, shade in rows.items()},
-        "says": {row: CLASSES[guess] for row, guess in says.items()},
+        "says": says,
     }

@@ -27,10 +27,12 @@ LETTERS = """() => [...document.querySelectorAll('svg text')].map(
 def reports(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     write_page(example(), folder / "reliable.html")
-    other = example(reliable=False)
-    for batch in (batch for attack in other["attacks"] for batch in attack["batches"]):
-        batch["subjects"]["defense"]["statistic"] *= 0.07  # another axis, with other labels
-    write_page(other, folder / "unreliable.html")
+
+    def another_axis(results):  # with other labels
+        for batch in (batch for attack in results["attacks"] for batch in attack["batches"]):
+            batch["subjects"]["defense"]["statistic"] *= 0.07
+
+    write_page(example(False, another_axis), folder / "unreliable.html")
     return folder
 
 

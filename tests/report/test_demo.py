@@ -10,6 +10,7 @@ from twoprong.demo import photographs as module
 from twoprong.demo.photographs import SHOWN, photographs
 from twoprong.measure import score
 from twoprong.report.demo import Shown, write_report
+from twoprong.results.demo import DemoData, DemoResults, DemoScores
 from twoprong.seeds import generator
 
 WIDTHS = {"desk": 1280, "phone": 390}
@@ -24,18 +25,20 @@ def pages(defense, digits, tmp_path_factory):
         patch.setattr(module, "ATTACK", replace(module.ATTACK, eps=0.2, step=0.05))
         part = photographs(defense, replace(digits, classes=("automobile",) * 10), seed=0)
     runs = {50: {kind: score(defense, digits.test, 50, 1, generator(0, kind)) for kind in ("clean", "attacked")}}
-    results = {
-        "seed": 0,
-        "data": {"test_images": 400, "rounds": 1},
-        "attack": asdict(module.ATTACK),
-        "photographs": part.results,
-        "config": PRESETS["digits"].model_dump(mode="json"),
-        "seconds": dict.fromkeys(("train_classifier", "fit", "compare", "photographs"), 1.0),
-    }
+    results = DemoResults(
+        format=1,
+        seed=0,
+        data=DemoData(name="digits", test_images=400, rounds=1),
+        attack=asdict(module.ATTACK),
+        batches={"50": {kind: DemoScores(**asdict(found)) for kind, found in runs[50].items()}},
+        photographs=part.results,
+        config=PRESETS["digits"].model_dump(mode="json"),
+        seconds=dict.fromkeys(("train_classifier", "fit", "compare", "photographs"), 1.0),
+    )
     rows = dict.fromkeys(("clean", "adversarial", "denoised"), digits.test.images[:10])
     shown = Shown(rows, digits.test.labels[:10], digits.classes, defense)
     for name, given in (("with", part), ("without", None)):
-        facts = results if given else {**results, "photographs": None}
+        facts = results.model_copy(update={"photographs": given and given.results})
         write_report(folder / f"{name}.html", facts, runs, shown, given and given.shown)
     return folder
 

@@ -1,24 +1,27 @@
 """The page, read as a browser's parser reads it."""
 
-import copy
 import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from twoprong.report import markdown
+from twoprong.report import words
 from twoprong.report.evaluation import write_page
-from twoprong.report.markdown import headline, verdict
+from twoprong.report.words import headline, verdict
 
 example = runpy.run_path(str(Path(__file__).with_name("example.py")))["example"]
 
 
-def few(**changes):
+def few(reliable=True, change=lambda results: None):
     """The example with an attack of each kind only, which is drawn faster."""
-    results = example(**changes)
-    kept = ("noise", "bare pgd", "evade", "partial 5 %")
-    return results | {"attacks": [attack for attack in results["attacks"] if attack["name"] in kept]}
+
+    def fewer(results):
+        kept = ("noise", "bare pgd", "evade", "partial 5 %")
+        results["attacks"] = [attack for attack in results["attacks"] if attack["name"] in kept]
+        change(results)
+
+    return example(reliable, fewer)
 
 
 def plain(text):
@@ -26,11 +29,11 @@ def plain(text):
 
 
 def percent(share):
-    return plain(markdown.percent(share))
+    return plain(words.percent(share))
 
 
 def between(interval):
-    return plain(markdown.between(interval))
+    return plain(words.between(interval))
 
 
 class Page(HTMLParser):
@@ -81,9 +84,9 @@ def test_every_figure_names_where_its_data_stand(page):
     for figure in figures:
         assert figure["id"]
         for path in figure["data-source"].split():
-            assert any(value not in (None, []) for value in values_at(example(), path)), path
+            assert any(value not in (None, []) for value in values_at(example().as_dict(), path)), path
     with pytest.raises(KeyError):
-        values_at(example(), "detector.power.by_colour")
+        values_at(example().as_dict(), "detector.power.by_colour")
 
 
 def test_ids_are_unique_and_everything_drawn_is_told_in_words(page):
@@ -92,7 +95,7 @@ def test_ids_are_unique_and_everything_drawn_is_told_in_words(page):
     drawings, images = page.all("svg"), page.all("img")
     assert len(drawings) > len(page.all("figure"))  # the histograms are one figure of many panels
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in drawings)
-    assert len(images) == sum(len(entry["images"]) for entry in example()["pictures"])
+    assert len(images) == sum(len(entry.images) for entry in example().pictures)
     assert all(image["alt"] and image["src"].startswith("data:image/png;base64,") for image in images)
 
 
@@ -107,40 +110,37 @@ def test_labels_hold_the_numbers_that_are_drawn(page):
     labels = {svg["aria-label"] for svg in page.all("svg")}
     results = example()
     alarms = next(label for label in labels if label.startswith("False alarms"))
-    for row in results["detector"]["false_alarms"]:
-        assert f"{percent(row['rate'])} at {row['size']}" in plain(alarms)
-    for attack in results["attacks"]:
-        flagged = sum(batch["subjects"]["defense"]["flagged"] for batch in attack["batches"])
-        label = next(label for label in labels if label.startswith(f"Statistic under {attack['name']}:"))
-        assert label.endswith(f"{flagged} of {len(attack['batches'])} batches flagged")
+    for row in results.detector.false_alarms:
+        assert f"{percent(row.rate)} at {row.size}" in plain(alarms)
+    for attack in results.attacks:
+        flagged = sum(batch.subjects["defense"].flagged for batch in attack.batches)
+        label = next(label for label in labels if label.startswith(f"Statistic under {attack.name}:"))
+        assert label.endswith(f"{flagged} of {len(attack.batches)} batches flagged")
 
 
 def test_a_picture_is_described_by_what_it_is_and_how_it_is_read(page):
-    entry = example()["pictures"][0]
-    alts = [image["alt"] for image in page.all("img")][: len(entry["images"])]
-    label, says = entry["label"], entry["says"]
-    assert alts[0] == f"clean image of {label}, read as {says['clean']}"
-    assert alts[1] == f"attacked image of {label}, read as {says['adversarial']}"
+    entry, classes = example().pictures[0], example().defense.classes
+    alts = [image["alt"] for image in page.all("img")][: len(entry.images)]
+    label, says = classes[entry.label], entry.says
+    assert alts[0] == f"clean image of {label}, read as {classes[says['clean']]}"
+    assert alts[1] == f"attacked image of {label}, read as {classes[says['adversarial']]}"
     assert alts[2].startswith("difference")
     assert "read as" not in alts[2]
 
 
-def test_classes_given_by_number_are_named(page, tmp_path):
-    results = few()
-    classes = results["defense"]["classes"]
-    for entry in results["pictures"]:
-        entry["label"] = classes.index(entry["label"])
-        entry["says"] = {row: classes.index(name) for row, name in entry["says"].items()}
-    assert [image["alt"] for image in Page(results, tmp_path).all("img")] == [image["alt"] for image in page.all("img")]
+def test_classes_without_names_are_numbered(tmp_path):
+    results = few(change=lambda results: results["defense"].update(classes=None))
+    first = Page(results, tmp_path).all("img")[0]["alt"]
+    assert first == f"clean image of {results.pictures[0].label}, read as {results.pictures[0].says['clean']}"
 
 
 def test_the_headline_is_the_worst_case_and_not_a_kinder_number(tmp_path):
-    results = few()
-    results["worst_case"]["defense"] |= {"per_batch": 0.0123, "per_batch_interval": [0.0011, 0.0456]}
+    worse = {"per_batch": 0.0123, "per_batch_interval": [0.0011, 0.0456]}
+    results = few(change=lambda results: results["worst_case"]["defense"].update(worse))
     text = Page(results, tmp_path).text
     before_the_table = text.partition("Every attack")[0]
     assert f"leaves {percent(0.0123)} right ({between([0.0011, 0.0456])})" in before_the_table
-    assert percent(results["clean"]["subjects"]["bare"]["accuracy"]) in before_the_table
+    assert percent(results.clean.subjects["bare"].accuracy) in before_the_table
     assert "An attacker who knows the whole defence" in before_the_table
 
 
@@ -150,11 +150,12 @@ def test_the_headline_is_the_worst_case_and_not_a_kinder_number(tmp_path):
 def test_without_an_adaptive_attack_on_the_defence_the_headline_says_so(kept, said):
     results = example()
     assert "knows the whole defence" in headline(results)
-    results["attacks"] = [
+    attacks = [
         attack
-        for attack in results["attacks"]
-        if attack["threat_model"] == kept or (attack["threat_model"] == "adaptive" and attack["target"] != "defense")
+        for attack in results.attacks
+        if attack.threat_model == kept or (attack.threat_model == "adaptive" and attack.target != "defense")
     ]
+    results = results.model_copy(update={"attacks": attacks})
     assert "knows the whole defence" not in headline(results)
     assert said in headline(results)
 
@@ -162,16 +163,15 @@ def test_without_an_adaptive_attack_on_the_defence_the_headline_says_so(kept, sa
 def test_every_attack_stands_in_one_table_with_its_numbers(page):
     whole, _, rest = page.text.partition("Attackers who hold only some of the slots")
     partial = rest.partition("Beside the alternatives")[0]
-    for attack in example()["attacks"]:
-        mine, other = (whole, partial) if attack["slots"] is None else (partial, whole)
-        assert f" {attack['name']} " in mine
-        assert attack["name"] == attack["threat_model"] or f" {attack['name']} " not in other
-        accuracy = attack["subjects"]["defense"] if attack["slots"] is None else attack["slots"]["defense"]
-        after = mine.partition(f" {attack['name']} ")[2]
-        assert percent(accuracy["accuracy" if attack["slots"] is None else "attacked"]) in after
-    worst = example()["worst_case"]["defense"]
-    assert f"worst case, batch by batch {percent(worst['per_batch'])}" in whole
-    assert percent(worst["per_sample"]) in whole.partition("worst case, image by image")[2]
+    for attack in example().attacks:
+        mine, other = (whole, partial) if attack.slots is None else (partial, whole)
+        assert f" {attack.name} " in mine
+        assert attack.name == attack.threat_model or f" {attack.name} " not in other
+        accuracy = attack.subjects["defense"].accuracy if attack.slots is None else attack.slots["defense"].attacked
+        assert percent(accuracy) in mine.partition(f" {attack.name} ")[2]
+    worst = example().worst_case["defense"]
+    assert f"worst case, batch by batch {percent(worst.per_batch)}" in whole
+    assert percent(worst.per_sample) in whole.partition("worst case, image by image")[2]
 
 
 def test_the_verdict_comes_first(page, tmp_path):
@@ -184,10 +184,14 @@ def test_the_verdict_names_what_failed_and_warns_of_what_did_not_converge():
     assert level == "bad"
     assert said.startswith("UNRELIABLE: 1 sanity check failed (order <weaker>)")
     assert "1 not converged: read accuracies as upper bounds" in verdict(example())[1]
-    passed = [check for check in example()["sanity"] if check["status"] == "passed"]
-    assert verdict({"reliable": True, "sanity": passed * 2}) == ("good", "All 2 sanity checks that could be run passed.")
-    assert verdict({"reliable": False, "sanity": passed})[1].startswith("UNRELIABLE")
-    assert verdict({"reliable": True, "sanity": []})[1].startswith("No sanity check was run")
+    passed = [check for check in example().sanity if check.status == "passed"]
+
+    def said_of(reliable, checks):
+        return verdict(example().model_copy(update={"reliable": reliable, "sanity": checks}))
+
+    assert said_of(True, passed * 2) == ("good", "All 2 sanity checks that could be run passed.")
+    assert said_of(False, passed)[1].startswith("UNRELIABLE")
+    assert said_of(True, [])[1].startswith("No sanity check was run")
 
 
 def test_names_cannot_become_tags(page):
@@ -221,14 +225,9 @@ def _one_batch(results):
     results["detector"]["statistics"] = {"clean": [0.001], "bare": [0.2]}
 
 
-def _nothing_refused(results):
-    for holder in (*results["worst_case"].values(), *results["clean"]["subjects"].values()):
-        holder["rejected"] = None
-
-
 def _empty_lists(results):
     detector = results["detector"]
-    detector |= {key: [] for key in ("sizes", "false_alarms", "skewed", "shifted", "roc")}
+    detector |= {key: [] for key in ("false_alarms", "skewed", "shifted", "roc")}
     detector |= {"power": {"by_size": [], "by_eps": [], "by_share": []}, "statistics": {"clean": [], "bare": []}}
 
 
@@ -236,10 +235,9 @@ def _no_test(results):
     for attack in results["attacks"]:
         for batch in attack["batches"]:
             batch["subjects"]["defense"] |= {"flagged": None, "statistic": None}
-    for summarise in results["clean"]["subjects"].values():
-        summarise |= {"flagged": None, "flagged_interval": None}
+    for score in results["clean"]["subjects"].values():
+        score |= {"flagged": None, "flagged_interval": None}
     results["detector"]["false_alarms"] = []
-    results["defense"]["threshold"] = None
 
 
 def _alone(results):
@@ -265,10 +263,7 @@ def _equal_statistics(results):
 
 
 CHANGES = {
-    "no curve, nothing refused": (
-        lambda results: (results.update(curve=[]), _nothing_refused(results)),
-        "figure-curve-attacks",
-    ),
+    "no curve": (lambda results: results.update(curve=[]), "figure-curve-attacks"),
     "no magnet, one batch": (lambda results: (_without_subject("magnet")(results), _one_batch(results)), None),
     "the defence alone": (_alone, "figure-curve-subjects"),
     "empty lists": (_empty_lists, "figure-roc"),
@@ -280,14 +275,13 @@ CHANGES = {
 
 @pytest.mark.parametrize(("change", "absent"), CHANGES.values(), ids=CHANGES.keys())
 def test_a_part_that_is_missing_leaves_the_rest_whole(tmp_path, change, absent):
-    results = few()
-    change(results)
-    before = copy.deepcopy(results)
+    results = few(change=change)
+    before = results.as_dict()
     page = Page(results, tmp_path)
-    assert results == before
+    assert results.as_dict() == before
     assert "How it was made" in page.text
-    assert percent(results["clean"]["subjects"]["defense"]["accuracy"]) in page.text
+    assert percent(results.clean.subjects["defense"].accuracy) in page.text
     assert absent not in [figure["id"] for figure in page.all("figure")]
     for figure in page.all("figure"):
         for path in figure["data-source"].split():
-            values_at(results, path)
+            values_at(before, path)

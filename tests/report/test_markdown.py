@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from twoprong.report.markdown import between, budget, duration, percent, to_markdown
+from twoprong.report.markdown import to_markdown
+from twoprong.report.words import between, budget, duration, percent
 
 example = runpy.run_path(str(Path(__file__).with_name("example.py")))["example"]
 
@@ -33,15 +34,15 @@ def test_every_attack_and_every_subject_has_its_row():
     attacks, shares, subjects = tables(to_markdown(results))
     for table in (attacks, shares, subjects):
         assert {len(row) for row in table} == {len(table[0])}
-    whole = [attack for attack in results["attacks"] if attack["slots"] is None]
-    assert [row[1] for row in attacks[1:]] == [attack["name"] for attack in whole]
+    whole = [attack for attack in results.attacks if attack.slots is None]
+    assert [row[1] for row in attacks[1:]] == [attack.name for attack in whole]
     for row, attack in zip(attacks[1:], whole, strict=True):
-        mine = attack["subjects"]["defense"]
-        assert row[2:4] == [percent(mine["accuracy"]), between(mine["interval"])]
-        assert row[5] == percent(attack["subjects"]["bare"]["accuracy"])
-    assert len(shares) == 1 + len(results["attacks"]) - len(whole)
-    assert len(subjects) == 1 + len(results["worst_case"])
-    assert subjects[1][3] == percent(results["worst_case"]["defense"]["per_batch"])
+        mine = attack.subjects["defense"]
+        assert row[2:4] == [percent(mine.accuracy), between(mine.interval)]
+        assert row[5] == percent(attack.subjects["bare"].accuracy)
+    assert len(shares) == 1 + len(results.attacks) - len(whole)
+    assert len(subjects) == 1 + len(results.worst_case)
+    assert subjects[1][3] == percent(results.worst_case["defense"].per_batch)
 
 
 def test_an_unreliable_run_says_so_first():
@@ -50,10 +51,9 @@ def test_an_unreliable_run_says_so_first():
 
 
 def test_names_cannot_become_markup():
-    results = example(reliable=False)
-    results["attacks"][0]["name"] = r"a|b *c* `d` <script> [e](f) \ _g_"
-    text = to_markdown(results)
-    assert tables(text)[0][1][1] == results["attacks"][0]["name"]
+    name = r"a|b *c* `d` <script> [e](f) \ _g_"
+    text = to_markdown(example(reliable=False, change=lambda results: results["attacks"][0].update(name=name)))
+    assert tables(text)[0][1][1] == name
     html = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     assert not re.findall("<(script|b|a|everything)[ >]", html)
 
@@ -61,18 +61,17 @@ def test_names_cannot_become_markup():
 def test_it_says_how_it_was_made():
     results = example()
     last = to_markdown(results).rstrip().splitlines()[-1]
-    assert f"`{results['run']['command']}`" in last
-    assert results["made_with"]["commit"][:12] in last
-    assert results["made_with"]["platform"] in last.replace("\\", "")
-    results["run"]["command"] = results["made_with"]["commit"] = None
-    assert "commit unknown" in to_markdown(results)
-    results["run"]["command"] = "echo `date`"
-    assert "`` echo `date` ``" in to_markdown(results)
+    assert f"`{results.run.command}`" in last
+    assert results.made_with.commit[:12] in last
+    assert results.made_with.platform in last.replace("\\", "")
+    assert "commit unknown" in to_markdown(example(change=lambda results: results["made_with"].update(commit=None)))
+    other = example(change=lambda results: results["run"].update(command="echo `date`"))
+    assert "`` echo `date` ``" in to_markdown(other)
 
 
 def test_an_evaluation_without_attacks_claims_nothing():
-    results = example() | {"attacks": [], "worst_case": {}, "detector": {}, "not_run": []}
-    text = to_markdown(results)
+    nothing = {"attacks": [], "worst_case": {}, "detector": {}, "not_run": []}
+    text = to_markdown(example(change=lambda results: results.update(nothing)))
     assert "nothing can be said" in text
     assert len(tables(text)) == 1
 

@@ -49,6 +49,11 @@ def cells_of(results):
     return [cell for row in results["rows"] for cell in row["cells"]]
 
 
+def measured(*arguments, **settings):
+    """What a reproduction that is called from Python measured, as in its file."""
+    return reproduce(*arguments, **settings).as_dict()
+
+
 def without_seconds(results):
     rows = [
         {**row, "cells": [{key: value for key, value in cell.items() if key != "seconds"} for cell in row["cells"]]}
@@ -193,7 +198,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(runs, monkeypatch, tmp_path, d
     crafted = count_calls(monkeypatch, Artifacts, "_craft")
 
     def run(out, resume=False, progress=lambda *report: None):
-        return reproduce("two-pronged", "smoke", digits, out, work=work, images=200, resume=resume, progress=progress)
+        return measured("two-pronged", "smoke", digits, out, work=work, images=200, resume=resume, progress=progress)
 
     def kill(stage, done, total, note=""):
         if stage == "attack" and note == "paper" and done == 1:
@@ -231,7 +236,7 @@ def test_shares_are_of_adversarial_images_and_nested(runs, monkeypatch, digits):
 def test_a_surrogate_is_another_classifier(runs, digits):
     shop = Artifacts(runs[0] / "work", digits, load_experiment("transfer").smoke, 0)
     spec = Spec(classifier="cnn", surrogate="cnn")
-    assert fingerprint(shop.surrogate(spec)) != fingerprint(shop.subject(Spec(classifier="cnn", bare=True)))
+    assert fingerprint(shop.surrogate(spec)) != fingerprint(shop.measured(Spec(classifier="cnn", bare=True)))
     reads = 100 * accuracy(shop.surrogate(spec), digits.test)
     results = results_of(runs, "transfer")
     assert {cell["surrogate_accuracy"] for cell in cells_of(results)} == {reads}
@@ -242,7 +247,7 @@ def test_a_surrogate_is_another_classifier(runs, digits):
 def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
     with initialised(0, "given"):
         given = build("cnn", 10, 1).eval().requires_grad_(False)
-    results = reproduce("bpda", "smoke", digits, tmp_path, trained=lambda name: given)
+    results = measured("bpda", "smoke", digits, tmp_path, trained=lambda name: given)
     bundle = cells_of(results)[0]["bundle"]
     assert fingerprint(tp.load(tmp_path / bundle).classifier) == fingerprint(given)
 
@@ -250,7 +255,7 @@ def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
 def test_batches_that_are_attacked_are_whole(tmp_path, digits, classifier):
     shop = Artifacts(tmp_path, digits, load_experiment("bpda").smoke, 0, trained=lambda name: classifier)
     spec = Spec(classifier="cnn", bare=True, measure="attacked", attack="noise", batch_size=40)
-    made = shop.attacked(spec, shop.subject(spec), digits.test[:100])
+    made = shop.attacked(spec, shop.measured(spec), digits.test[:100])
     assert [len(batch.images) for batch in made] == [40, 40]
 
 
@@ -260,7 +265,7 @@ def test_a_given_surrogate_is_the_one_that_attacks_are_made_on(tmp_path, digits)
     with initialised(0, "theirs"):
         theirs = build("cnn", 10, 1).eval().requires_grad_(False)
     given = {"trained": lambda name: protected, "only": ["linf 8/255"], "columns": ["rn-18"], "images": 10}
-    results = reproduce("transfer", "smoke", digits, tmp_path / "theirs", surrogates={"cnn": theirs}, **given)
+    results = measured("transfer", "smoke", digits, tmp_path / "theirs", surrogates={"cnn": theirs}, **given)
     assert [cell["surrogate_accuracy"] for cell in cells_of(results)] == [100 * accuracy(theirs, digits.test)]
     for name, surrogate, words in (("cnn", protected, "other weights than"), ("wrn", theirs, "made on here, of cnn")):
         with pytest.raises(InputError, match=words):
@@ -277,7 +282,7 @@ def test_a_defence_that_was_fitted_for_its_seconds_serves_the_others(tmp_path, d
 
 
 def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits):
-    results = reproduce("table1-linf", "smoke", digits, tmp_path, only=["wrn-70"], images=10)
+    results = measured("table1-linf", "smoke", digits, tmp_path, only=["wrn-70"], images=10)
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
     left, *_ = results["quoted"]
     assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
@@ -287,7 +292,7 @@ def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits)
 
 def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(tmp_path, digits):
     chosen = {"only": ["denoiser only"], "columns": ["l2", "CLEAN"]}
-    results = reproduce("two-pronged", "smoke", digits, tmp_path, images=10, **chosen)
+    results = measured("two-pronged", "smoke", digits, tmp_path, images=10, **chosen)
     assert results["columns"] == ["Clean", "PGD+EOT l2"]
     assert [(cell["paper"], cell["spread"]) for cell in cells_of(results)] == [(85.07, 0.16), (85.01, 0.50)]
     assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37]}]
@@ -305,7 +310,7 @@ def test_a_whole_name_is_meant_before_a_part_of_others():
 
 def test_settings_reach_every_fit_but_not_over_those_of_a_row(tmp_path, digits):
     asked = ["denoiser.noise=clamped", "denoiser.alpha=0.5"]
-    results = reproduce("alpha", "smoke", digits, tmp_path, only=["0.05"], images=10, assignments=asked)
+    results = measured("alpha", "smoke", digits, tmp_path, only=["0.05"], images=10, assignments=asked)
     assert results["config"]["denoiser"]["noise"] == "clamped"
     fitted = tp.load(tmp_path / cells_of(results)[0]["bundle"]).config.denoiser
     assert (fitted.noise, fitted.alpha) == ("clamped", 0.05)

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -25,6 +25,8 @@ from twoprong.evaluation.run import check_folder
 from twoprong.evaluation.run import evaluate as run_evaluation
 from twoprong.models.precision import Precision as ComputePrecision
 from twoprong.progress import Progress
+from twoprong.results import EvaluationResults
+from twoprong.results.scores import Score
 
 
 def evaluate(
@@ -101,11 +103,11 @@ def evaluate(
             command=shlex.join(["twoprong", *sys.argv[1:]]),
         )
     if as_json:
-        print_json(evaluation.results)
+        print_json(evaluation.results.as_dict())
     else:
         _show(evaluation.results, directory)
     if not evaluation.reliable:
-        failed = [check["name"] for check in evaluation.results["sanity"] if check["status"] == "failed"]
+        failed = [check.name for check in evaluation.results.sanity if check.status == "failed"]
         err.print(f"[bold red]UNRELIABLE[/bold red]: failed sanity checks: {', '.join(failed)}", highlight=False)
         if strict:
             raise typer.Exit(1)
@@ -135,34 +137,27 @@ def _surrogate(
     return get_classifier(name, None, source, config, directory / "surrogate", True, progress, precision)
 
 
-def _show(results: dict[str, Any], directory: Path) -> None:
-    run = results["run"]
-    table = Table(
-        title=f"{run['protocol']}: {run['images']} images in batches of {run['batch_size']}, {run['norm']} {run['eps']:.4g}"
-    )
+def _show(results: EvaluationResults, directory: Path) -> None:
+    run = results.run
+    table = Table(title=f"{run.protocol}: {run.images} images in batches of {run.batch_size}, {run.norm} {run.eps:.4g}")
     for column in ("threat model", "attack", "defended", "95 % interval", "bare", "flagged"):
         table.add_column(column, justify="left" if column in ("threat model", "attack") else "right")
-    clean = results["clean"]["subjects"]
-    table.add_row("none", "clean images", *_cells(clean))
-    for attack in results["attacks"]:
-        table.add_row(attack["threat_model"], escape(attack["name"]), *_cells(attack["subjects"]))
-    worst = results["worst_case"]["defense"]
-    low, high = worst["per_batch_interval"]
+    table.add_row("none", "clean images", *_cells(results.clean.subjects))
+    for attack in results.attacks:
+        table.add_row(attack.threat_model, escape(attack.name), *_cells(attack.subjects))
+    worst = results.worst_case["defense"]
+    low, high = worst.per_batch_interval
     table.add_section()
-    table.add_row("worst case", "per batch", f"[bold]{worst['per_batch']:.1%}[/bold]", f"{low:.1%} - {high:.1%}", "", "")
+    table.add_row("worst case", "per batch", f"[bold]{worst.per_batch:.1%}[/bold]", f"{low:.1%} - {high:.1%}", "", "")
     out.print(table)
-    for check in results["sanity"]:
-        if check["status"] in ("failed", "not converged"):
-            out.print(f"{check['status']}: {check['name']}: {escape(check['detail'])}", highlight=False)
+    for check in results.sanity:
+        if check.status in ("failed", "not converged"):
+            out.print(f"{check.status}: {check.name}: {escape(check.detail)}", highlight=False)
     out.print(f"Look at {directory / 'report.html'}", highlight=False)
 
 
-def _cells(subjects: dict[str, Any]) -> tuple[str, str, str, str]:
+def _cells(subjects: dict[str, Score]) -> tuple[str, str, str, str]:
     mine = subjects["defense"]
-    low, high = mine["interval"]
-    return (
-        f"{mine['accuracy']:.1%}",
-        f"{low:.1%} - {high:.1%}",
-        f"{subjects['bare']['accuracy']:.1%}",
-        f"{mine['flagged']:.0%}",
-    )
+    low, high = mine.interval
+    flagged = "–" if mine.flagged is None else f"{mine.flagged:.0%}"
+    return f"{mine.accuracy:.1%}", f"{low:.1%} - {high:.1%}", f"{subjects['bare'].accuracy:.1%}", flagged

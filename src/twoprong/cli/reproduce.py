@@ -107,20 +107,18 @@ def reproduce(
             progress=progress,
         )
     if as_json:
-        print_json(results)
+        print_json(results.as_dict())
         return
-    warning = f"\n{results['warning']}" if results["warning"] else ""
-    table = Table(title=f"{results['title']}\n{results['source']}{warning}")
+    warning = f"\n{results.warning}" if results.warning else ""
+    table = Table(title=f"{results.title}\n{results.source}{warning}")
     for column in ("row", "column", "paper", "ours (95 %)"):
         table.add_column(column, justify="left" if column in ("row", "column") else "right")
     for text in row_texts(results):
         table.add_row(*map(escape, text))
     out.print(table)
-    if results["run"]["classifier"]:
-        out.print(
-            f"Every protected classifier was a {results['run']['classifier']}, whatever a row is called.", highlight=False
-        )
-    out.print(f"{escape(results['note'])}\nWritten to {escape(str(folder))}.", highlight=False)
+    if results.run.classifier:
+        out.print(f"Every protected classifier was a {results.run.classifier}, whatever a row is called.", highlight=False)
+    out.print(f"{escape(results.note)}\nWritten to {escape(str(folder))}.", highlight=False)
 
 
 def _surrogates(assignments: Sequence[str], data: ImageData) -> dict[str, nn.Module]:

@@ -1,7 +1,6 @@
 """The last part of the demo: batches of photographs, clean and attacked, through the bundle that comes with the package."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
@@ -12,6 +11,7 @@ from twoprong.defense import Decision, Defense, load
 from twoprong.models.features import full
 from twoprong.progress import Progress, silent
 from twoprong.report.demo import Shown
+from twoprong.results.demo import DemoPhotographs, PhotographBatch
 from twoprong.seeds import generator
 from twoprong.shipped import names
 
@@ -26,7 +26,7 @@ ATTACK = PGD(eps=8 / 255, step=2 / 255, steps=10)
 class Photographs:
     """`results` go into results.json; `shown` are the first images of an attacked batch, and what became of them."""
 
-    results: dict[str, Any]
+    results: DemoPhotographs
     shown: Shown
 
 
@@ -55,25 +55,25 @@ def photographs(defense: Defense, data: ImageData, seed: int, progress: Progress
             seen = {"clean": clean.images, "attacked": images, "as classified": decision.images}
             rows, labels = {name: some[:SHOWN] for name, some in seen.items()}, clean.labels[:SHOWN]
         progress("photographs", number + 1, len(parts))
-    results = {
-        "bundle": NAME,
-        "data": data.name,
-        "batch_size": BATCH_SIZE,
-        "attack": {"name": "pgd", "threat_model": "bare", **asdict(ATTACK)},
-        "batches": batches,
-    }
+    results = DemoPhotographs(
+        bundle=NAME,
+        data=data.name,
+        batch_size=BATCH_SIZE,
+        attack={"name": "pgd", "threat_model": "bare", **asdict(ATTACK)},
+        batches=batches,
+    )
     return Photographs(results, Shown(rows, labels, data.classes, defense))
 
 
 @torch.no_grad()
-def _row(defense: Defense, batch: Labelled, decision: Decision, attacked: bool) -> dict[str, Any]:
+def _row(defense: Defense, batch: Labelled, decision: Decision, attacked: bool) -> PhotographBatch:
     """One batch: what the test said, and the shares read correctly by the classifier alone and behind the defence."""
     bare = full(defense.classifier(batch.images)) if decision.adversarial else decision.logits
-    return {
-        "attacked": attacked,
-        "flagged": decision.adversarial,
-        "statistic": decision.statistic,
-        "threshold": decision.threshold,
-        "bare": (bare.argmax(1) == batch.labels).double().mean().item(),
-        "defended": (decision.labels == batch.labels).double().mean().item(),
-    }
+    return PhotographBatch(
+        attacked=attacked,
+        flagged=decision.adversarial,
+        statistic=decision.statistic,
+        threshold=decision.threshold,
+        bare=(bare.argmax(1) == batch.labels).double().mean().item(),
+        defended=(decision.labels == batch.labels).double().mean().item(),
+    )

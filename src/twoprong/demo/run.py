@@ -4,7 +4,6 @@ import json
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from twoprong.attacks import PGD
 from twoprong.bundle import check_target
@@ -17,6 +16,7 @@ from twoprong.measure import Scores, score
 from twoprong.progress import Progress, silent
 from twoprong.recipe import fit, train_named
 from twoprong.report.demo import Shown, write_report
+from twoprong.results.demo import DemoData, DemoResults, DemoScores
 from twoprong.seeds import generator
 from twoprong.storage import write_atomic
 
@@ -25,7 +25,7 @@ SHOWN = 10  # digits in the report
 ROUNDS = 25  # random partitions of the 400 test images into batches
 
 
-def demo(out: Path, seed: int = 0, progress: Progress = silent) -> dict[str, Any]:
+def demo(out: Path, seed: int = 0, progress: Progress = silent) -> DemoResults:
     """Train, fit, attack, compare; leave `bundle/`, `results.json` and `report.html` in `out`, return the results.
 
     All numbers but those under "seconds" are a function of the seed. The test images are used for these numbers only. It
@@ -35,7 +35,7 @@ def demo(out: Path, seed: int = 0, progress: Progress = silent) -> dict[str, Any
         return _demo(out, seed, progress)
 
 
-def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
+def _demo(out: Path, seed: int, progress: Progress) -> DemoResults:
     out.mkdir(parents=True, exist_ok=True)
     check_target(out / "bundle", overwrite=True)
     start = time.perf_counter()
@@ -62,21 +62,23 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
     compared = time.perf_counter()
     photographs = packaged(seed, progress)
 
-    results = {
-        "format": 1,
-        "seed": seed,
-        "data": {"name": digits.name, "test_images": len(digits.test), "rounds": ROUNDS},
-        "attack": {"name": "pgd", "threat_model": "bare", **asdict(attack)},
-        "batches": {str(size): {kind: asdict(scores) for kind, scores in run.items()} for size, run in runs.items()},
-        "photographs": None if photographs is None else photographs.results,
-        "config": config.model_dump(mode="json"),
-        "seconds": {
+    results = DemoResults(
+        format=1,
+        seed=seed,
+        data=DemoData(name=digits.name, test_images=len(digits.test), rounds=ROUNDS),
+        attack={"name": "pgd", "threat_model": "bare", **asdict(attack)},
+        batches={
+            str(size): {kind: DemoScores(**asdict(scores)) for kind, scores in run.items()} for size, run in runs.items()
+        },
+        photographs=None if photographs is None else photographs.results,
+        config=config.model_dump(mode="json"),
+        seconds={
             "train_classifier": round(trained - start, 1),
             "fit": round(fitted - trained, 1),
             "compare": round(compared - fitted, 1),
             "photographs": round(time.perf_counter() - compared, 1),
         },
-    }
+    )
     largest = runs[SIZES[0]]
     defense.about |= {
         "classes": list(digits.classes),
@@ -88,7 +90,8 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
         },
     }
     defense.save(out / "bundle", overwrite=True)
-    write_atomic(out / "results.json", lambda file: file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8"))
+    text = json.dumps(results.as_dict(), indent=2) + "\n"
+    write_atomic(out / "results.json", lambda file: file.write_text(text, encoding="utf-8"))
     rows = {
         "clean": digits.test.images[:SHOWN],
         "adversarial": attacked.images[:SHOWN],

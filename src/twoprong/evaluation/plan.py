@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from twoprong.models.precision import Precision
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint
 
-FORMAT = 1
+FORMAT: Final = 1  # of results.json
 
 
 @dataclass(frozen=True)

@@ -5,25 +5,26 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from twoprong.results.part import Provenance
 
-def made_with(device: torch.device) -> dict[str, Any]:
-    """The `made_with` part of a results.json."""
+
+def made_with(device: torch.device) -> Provenance:
+    """Versions, commit and hardware of this process."""
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores"
     )
-    return {
-        "twoprong": metadata.version("twoprong"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": _commit() or os.environ.get("TWOPRONG_COMMIT"),
-        "platform": platform.system(),
-        "device": name,
-        "threads": torch.get_num_threads(),
-    }
+    return Provenance(
+        twoprong=metadata.version("twoprong"),
+        torch=str(torch.__version__),
+        python=platform.python_version(),
+        commit=_commit() or os.environ.get("TWOPRONG_COMMIT"),
+        platform=platform.system(),
+        device=name,
+        threads=torch.get_num_threads(),
+    )
 
 
 def _commit() -> str | None:

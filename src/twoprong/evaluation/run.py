@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,9 @@ from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.recipe import Images
 from twoprong.report.pictures import strips
+from twoprong.results.detector import DetectorStudy, NotStudied
+from twoprong.results.evaluation import AttackEntry, Batch, CurvePoint, DefenseFacts, EvaluationResults, Run
+from twoprong.results.scores import Accuracy, BatchScore, Score
 from twoprong.storage import write_atomic
 
 COUNTS = {"quick": 200}  # images attacked; of other protocols 1,000
@@ -38,19 +41,19 @@ COUNTS = {"quick": 200}  # images attacked; of other protocols 1,000
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`results` is the content of results.json (docs/evaluate.md)."""
+    """`results` is the content of results.json (docs/results-format.md)."""
 
-    results: dict[str, Any]
+    results: EvaluationResults
 
     @property
     def reliable(self) -> bool:
         """Whether no sanity check failed."""
-        return bool(self.results["reliable"])
+        return self.results.reliable
 
     @property
     def worst_case(self) -> float:
         """The accuracy that the best attack on each batch leaves the defence."""
-        return float(self.results["worst_case"]["defense"]["per_batch"])
+        return float(self.results.worst_case["defense"].per_batch)
 
 
 def evaluate(
@@ -130,94 +133,100 @@ def _pictures(train: Images | None) -> Tensor | None:
     return check_images(train) if isinstance(train, Tensor) else as_labelled(train).images
 
 
-def _results(session: Session, command: str | None, source: str | None) -> dict[str, Any]:
+def _results(session: Session, command: str | None, source: str | None) -> EvaluationResults:
     """The content of results.json, part by part."""
     plan = session.plan
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    run, facts = _run(session, command, source), _facts(plan)  # what does not fit its type is said before the work
     checks = first_checks(session)
     clean, untouched = session.clean(), session.untouched()
     ran = [(item, entry) for item in session.items if (entry := session.attack(item, untouched)) is not None]
-    attacks = [entry for item, entry in ran if item.curve is None or entry["in_worst_case"]]
+    attacks = [entry for item, entry in ran if item.curve is None or entry.in_worst_case]
     curve = _curve(ran, untouched)
     detector = _detector(session, ran)
     worst = {name: worst_case(attacks, name) for name in session.subjects}
     checks += last_checks(session, untouched, ran, curve, detector)
     pictures = strips(plan.defense, session.part(0), _shown(session, ran), plan.seed)
     session.clock.finish()
-    return {
-        "format": FORMAT,
-        "kind": "evaluation",
-        "reliable": all(one["status"] != "failed" for one in checks),
-        "run": {
-            "protocol": plan.name,
-            "data": source,
-            "seed": plan.seed,
-            "norm": plan.norm,
-            "eps": plan.eps,
-            "batch_size": plan.batch_size,
-            "images": len(session.chosen()),
-            "draws": DRAWS,
-            "precision": plan.precision,
-            "key": plan.key,
-            "command": command,
-            "started": started,
-        },
-        "made_with": made_with(plan.data.images.device),
-        "defense": {
-            "classifier": _name(plan.defense.classifier),
-            "classes": plan.defense.about.get("classes"),
-            "data": plan.defense.about.get("data"),
-            "config": plan.defense.config.model_dump(mode="json"),
-            "threshold": plan.defense.threshold(plan.batch_size),
-        },
-        "batches": [
-            {"indices": batch.tolist(), "labels": session.part(number).labels.tolist()}
+    return EvaluationResults(
+        format=FORMAT,
+        kind="evaluation",
+        reliable=all(check.status != "failed" for check in checks),
+        run=run,
+        made_with=made_with(plan.data.images.device),
+        defense=facts,
+        batches=[
+            Batch(indices=batch.tolist(), labels=session.part(number).labels.tolist())
             for number, batch in enumerate(session.batches)
         ],
-        "clean": clean,
-        "attacks": attacks,
-        "not_run": session.not_run,
-        "worst_case": worst,
-        "curve": curve,
-        "detector": detector,
-        "sanity": checks,
-        "pictures": pictures,
-        "seconds": {name: round(seconds, 2) for name, seconds in session.clock.parts.items()},
-    }
+        clean=clean,
+        attacks=attacks,
+        not_run=session.not_run,
+        worst_case=worst,
+        curve=curve,
+        detector=NotStudied() if detector is None else detector,
+        sanity=checks,
+        pictures=pictures,
+        seconds={name: round(seconds, 2) for name, seconds in session.clock.parts.items()},
+    )
 
 
-def _curve(ran: list[tuple[Item, dict[str, Any]]], untouched: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _run(session: Session, command: str | None, source: str | None) -> Run:
+    plan = session.plan
+    return Run(
+        protocol=plan.name,
+        data=source,
+        seed=plan.seed,
+        norm=plan.norm,
+        eps=plan.eps,
+        batch_size=plan.batch_size,
+        images=len(session.chosen()),
+        draws=DRAWS,
+        precision=plan.precision,
+        key=plan.key,
+        command=command,
+        started=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    )
+
+
+def _facts(plan: Plan) -> DefenseFacts:
+    defense, about = plan.defense, plan.defense.about  # in `about` anybody may have put anything
+    return DefenseFacts(
+        classifier=_name(defense.classifier),
+        classes=None if about.get("classes") is None else [str(name) for name in about["classes"]],
+        data=None if about.get("data") is None else str(about["data"]),
+        config=defense.config.model_dump(mode="json"),
+        threshold=defense.threshold(plan.batch_size),
+    )
+
+
+def _curve(ran: Sequence[tuple[Item, AttackEntry]], untouched: Sequence[dict[str, BatchScore]]) -> list[CurvePoint]:
     """Accuracy against the budget: one line per family of items, from no budget at all."""
 
-    def small(subjects: dict[str, Any]) -> dict[str, Any]:
-        return {name: {key: one[key] for key in ("accuracy", "interval")} for name, one in subjects.items()}
+    def small(subjects: dict[str, Score]) -> dict[str, Accuracy]:
+        return {name: Accuracy(accuracy=score.accuracy, interval=score.interval) for name, score in subjects.items()}
 
     nothing = small({name: summarise([batch[name] for batch in untouched]) for name in untouched[0]})
-    lines = {item.curve: item for item, _ in ran if item.curve is not None}
+    drawn = [(item, item.curve, entry) for item, entry in ran if item.curve is not None]
+    starts = {line: item.threat for item, line, _ in drawn}
     points = [
-        {"eps": 0.0, "attack": name, "threat_model": item.threat, "subjects": nothing, "batches": []}
-        for name, item in lines.items()
+        CurvePoint(eps=0.0, attack=line, threat_model=threat, subjects=nothing, batches=[])
+        for line, threat in starts.items()
     ]
     points += [
-        {
-            "eps": entry["eps"],
-            "attack": item.curve,
-            "threat_model": item.threat,
-            "subjects": small(entry["subjects"]),
-            "batches": entry["batches"],
-        }
-        for item, entry in ran
-        if item.curve is not None
+        CurvePoint(
+            eps=entry.eps, attack=line, threat_model=item.threat, subjects=small(entry.subjects), batches=entry.batches
+        )
+        for item, line, entry in drawn
     ]
-    return sorted(points, key=lambda point: (str(point["attack"]), point["eps"]))
+    return sorted(points, key=lambda point: (point.attack, point.eps))
 
 
-def _detector(session: Session, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Any]:
+def _detector(session: Session, ran: Sequence[tuple[Item, AttackEntry]]) -> DetectorStudy | None:
     """The detector study, on all clean images and on those that PGD on the bare classifier has attacked, if it could."""
     plan = session.plan
     kept = [item for item, _ in ran if item.keep]
     if plan.eps not in [item.attack.eps for item in kept]:
-        return {}
+        return None
 
     def make() -> Piece:
         attacked = {
@@ -225,19 +234,18 @@ def _detector(session: Session, ran: list[tuple[Item, dict[str, Any]]]) -> dict[
             for item in kept
         }
         found = study(plan.defense, plan.data, session.chosen(), attacked, plan.batch_size, plan.eps, plan.seed)
-        return {}, {"detector": found}
+        return {}, {"detector": found.as_dict()}
 
-    return dict(session.piece("detector", "detector study", STUDY_COST, make)[1]["detector"])
+    return DetectorStudy.model_validate(session.piece("detector", "detector study", STUDY_COST, make)[1]["detector"])
 
 
-def _shown(session: Session, ran: list[tuple[Item, dict[str, Any]]]) -> dict[str, Tensor]:
+def _shown(session: Session, ran: Sequence[tuple[Item, AttackEntry]]) -> dict[str, Tensor]:
     """The attacks whose pictures are shown: one for each threat model, the strongest on the defence."""
-    best: dict[str, tuple[Item, dict[str, Any]]] = {}
+    best: dict[str, tuple[Item, float]] = {}
     for item, entry in ran:
-        if entry["in_worst_case"]:
-            known = best.get(item.threat)
-            if known is None or entry["subjects"]["defense"]["accuracy"] < known[1]["subjects"]["defense"]["accuracy"]:
-                best[item.threat] = (item, entry)
+        left = entry.subjects["defense"].accuracy
+        if entry.in_worst_case and (item.threat not in best or left < best[item.threat][1]):
+            best[item.threat] = (item, left)
     return {item.name: session.images(item, 0) for item, _ in best.values()}
 
 
@@ -246,11 +254,11 @@ def _name(classifier: nn.Module) -> str:
     return str(spec.name) if spec is not None else type(classifier).__name__
 
 
-def _write(results: dict[str, Any], folder: Path) -> None:
+def _write(results: EvaluationResults, folder: Path) -> None:
     from twoprong.report.evaluation import write_page  # matplotlib takes a second to import
     from twoprong.report.markdown import to_markdown
 
-    text = json.dumps(results, indent=1, allow_nan=False) + "\n"
+    text = json.dumps(results.as_dict(), indent=1, allow_nan=False) + "\n"
     write_atomic(folder / "results.json", lambda file: file.write_text(text, encoding="utf-8"))
     write_atomic(folder / "results.md", lambda file: file.write_text(to_markdown(results), encoding="utf-8"))
     write_page(results, folder / "report.html")

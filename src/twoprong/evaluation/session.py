@@ -22,6 +22,8 @@ from twoprong.evaluation.subjects import judge_all, subjects_of
 from twoprong.measure import partition
 from twoprong.progress import Progress
 from twoprong.report.pictures import SHOWN
+from twoprong.results.evaluation import AttackedBatch, AttackEntry, Clean, NotRun
+from twoprong.results.scores import BatchScore
 from twoprong.seeds import generator
 
 NO_GRADIENT = (  # in torch's words: the only reasons for which an attack may be left out
@@ -39,7 +41,8 @@ class Session:
 
     def __init__(self, plan: Plan, store: Pieces, progress: Progress) -> None:
         self.plan, self.store = plan, store
-        self.items, self.not_run = plan.items(), plan.left_out()
+        self.items = plan.items()
+        self.not_run = [NotRun(**part) for part in plan.left_out()]
         # Formed once and stored: whoever resumes or looks later has the very same batches.
         formed = store.piece("batches", lambda: ({"indices": torch.stack(plan.batches())}, {}))[0]
         self.batches = list(formed["indices"])
@@ -97,8 +100,8 @@ class Session:
         magnet.load_state_dict(self.piece("magnet", "magnet", MAGNET_COST, make)[0])
         return magnet.to(train.device).eval()
 
-    def clean(self) -> dict[str, Any]:
-        """All images given, in one random partition, one draw of the noise: the `clean` part of results.json."""
+    def clean(self) -> Clean:
+        """All images given, in one random partition, one draw of the noise."""
         plan = self.plan
         parts = partition(len(plan.data), plan.batch_size, generator(plan.seed, "clean"))
         found = []
@@ -107,66 +110,67 @@ class Session:
             def make(batch: Tensor = batch, number: int = number) -> Piece:
                 part = plan.data[batch.to(plan.data.images.device)]
                 judged = judge_all(self.subjects, part.images, part.labels, plan.seed, "clean", number, draws=1)
-                return {}, {"subjects": judged}
+                return {}, {"subjects": _plain(judged)}
 
-            found.append(self.piece(f"clean/{number:05d}", "clean", CLEAN_COST, make)[1]["subjects"])
-        return {
-            "images": len(parts) * plan.batch_size,
-            "batches": len(parts),
-            "subjects": {name: summarise([entry[name] for entry in found]) for name in self.subjects},
-        }
+            found.append(_scores(self.piece(f"clean/{number:05d}", "clean", CLEAN_COST, make)[1]))
+        return Clean(
+            images=len(parts) * plan.batch_size,
+            batches=len(parts),
+            subjects={name: summarise([batch[name] for batch in found]) for name in self.subjects},
+        )
 
-    def untouched(self) -> list[dict[str, Any]]:
+    def untouched(self) -> list[dict[str, BatchScore]]:
         """The batches that are attacked, before any attack, before every subject."""
 
         def make(number: int) -> Piece:
             part = self.part(number)
-            return {}, {"subjects": judge_all(self.subjects, part.images, part.labels, self.plan.seed, "untouched", number)}
+            judged = judge_all(self.subjects, part.images, part.labels, self.plan.seed, "untouched", number)
+            return {}, {"subjects": _plain(judged)}
 
         return [
-            self.piece(f"untouched/{number:05d}", "clean", UNTOUCHED_COST, lambda n=number: make(n))[1]["subjects"]  # type: ignore[misc]
+            _scores(self.piece(f"untouched/{number:05d}", "clean", UNTOUCHED_COST, lambda n=number: make(n))[1])  # type: ignore[misc]
             for number in range(len(self.batches))
         ]
 
-    def attack(self, item: Item, untouched: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """One attack over all batches, an entry of `attacks`; None where it cannot run, which `not_run` then says."""
-        records = []
+    def attack(self, item: Item, untouched: Sequence[dict[str, BatchScore]]) -> AttackEntry | None:
+        """One attack over all batches; None where it cannot run, which `not_run` then says."""
+        batches = []
         for number in range(len(self.batches)):
             try:
-                records.append(self._attacked(item, number)[1])
+                batches.append(self._attacked(item, number))
             except RuntimeError as error:
                 if not any(words in str(error) for words in NO_GRADIENT):
                     raise
-                self.not_run.append({"name": item.name, "why": f"no gradient: {str(error).splitlines()[0]}"})
+                self.not_run.append(NotRun(name=item.name, why=f"no gradient: {str(error).splitlines()[0]}"))
                 return None
-        by_subject = {name: [record["subjects"][name] for record in records] for name in self.subjects}
-        taken = [record["slots"] for record in records]
+        by_subject = {name: [batch.subjects[name] for batch in batches] for name in self.subjects}
+        taken = [batch.slots for batch in batches if batch.slots is not None]
         partial = None
         if item.share is not None:
             partial = {
-                name: slots(entries, [batch[name] for batch in untouched], taken) for name, entries in by_subject.items()
+                name: slots(scores, [batch[name] for batch in untouched], taken) for name, scores in by_subject.items()
             }
-        return {
-            "name": item.name,
-            "threat_model": item.threat,
-            "attack": item.key,
-            "target": item.target,
-            "settings": item.settings(),
-            "eps": item.attack.eps,
-            "share": item.share,
-            "in_worst_case": self.plan.counts(item),
-            "subjects": {name: summarise(entries) for name, entries in by_subject.items()},
-            "slots": partial,
-            "seconds": round(sum(record["seconds"] for record in records), 2),
-            "queries": sum(record["queries"] for record in records) / len(torch.cat(self.batches)),
-            "batches": records,
-        }
+        return AttackEntry(
+            name=item.name,
+            threat_model=item.threat,
+            attack=item.key,
+            target=item.target,
+            settings=item.settings(),
+            eps=item.attack.eps,
+            share=item.share,
+            in_worst_case=self.plan.counts(item),
+            subjects={name: summarise(scores) for name, scores in by_subject.items()},
+            slots=partial,
+            seconds=round(sum(batch.seconds for batch in batches), 2),
+            queries=sum(batch.queries for batch in batches) / len(torch.cat(self.batches)),
+            batches=batches,
+        )
 
     def images(self, item: Item, number: int) -> Tensor:
         """What an attack that has run made of a batch: all of it for `keep`, the first few otherwise."""
         return self.store.read(item.file(number))[0]["images"].to(self.plan.data.images.device)
 
-    def _attacked(self, item: Item, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def _attacked(self, item: Item, number: int) -> AttackedBatch:
         plan = self.plan
 
         def make() -> Piece:
@@ -184,7 +188,16 @@ class Session:
                 "lowest": result.images.min().item(),
                 "highest": result.images.max().item(),
                 "slots": taken,
-                "subjects": judge_all(self.subjects, result.images, part.labels, plan.seed, item.name, number),
+                "subjects": _plain(judge_all(self.subjects, result.images, part.labels, plan.seed, item.name, number)),
             }
 
-        return self.piece(item.file(number), item.name, item.cost(), make)
+        return AttackedBatch.model_validate(self.piece(item.file(number), item.name, item.cost(), make)[1])
+
+
+def _plain(judged: dict[str, BatchScore]) -> dict[str, Any]:
+    """Scores as a piece keeps them, and `_scores` back."""
+    return {name: score.as_dict() for name, score in judged.items()}
+
+
+def _scores(numbers: dict[str, Any]) -> dict[str, BatchScore]:
+    return {name: BatchScore.model_validate(score) for name, score in numbers["subjects"].items()}

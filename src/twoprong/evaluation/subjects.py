@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from twoprong.attacks.target import Plain, Target
 from twoprong.defense import Defense
 from twoprong.evaluation.baselines.parts import OneRoute, Rejecting
 from twoprong.models.modes import evaluating
+from twoprong.results.scores import BatchScore
 from twoprong.seeds import generator
 
 DRAWS = 10  # noise draws that every attacked batch is scored on
@@ -39,10 +39,8 @@ def subjects_of(defense: Defense, magnet: Target | None = None, against: Defense
     return named
 
 
-def judge(
-    subject: Subject, images: Tensor, labels: Tensor, draw: torch.Generator, draws: int | None = None
-) -> dict[str, Any]:
-    """A batch before a subject, on every draw: numbers as they go into results.json (docs/evaluate.md)."""
+def judge(subject: Subject, images: Tensor, labels: Tensor, draw: torch.Generator, draws: int | None = None) -> BatchScore:
+    """A batch before a subject, on every draw."""
     with evaluating(subject.target):
         outcomes = [subject.target.decide(images, draw) for _ in range(draws or subject.draws)]
     refused = [getattr(outcome, "rejected", None) for outcome in outcomes]
@@ -51,18 +49,18 @@ def judge(
     if rejected is not None:
         correct &= ~rejected
     coupled = subject.target.coupled
-    return {
-        "correct": correct.sum(0).tolist(),
-        "rejected": None if rejected is None else rejected.sum(0).tolist(),
-        "by_draw": correct.double().mean(1).tolist(),
-        "flagged": outcomes[0].adversarial if coupled else None,
-        "statistic": outcomes[0].statistic if coupled else None,
-    }
+    return BatchScore(
+        correct=correct.sum(0).tolist(),
+        rejected=None if rejected is None else rejected.sum(0).tolist(),
+        by_draw=correct.double().mean(1).tolist(),
+        flagged=outcomes[0].adversarial if coupled else None,
+        statistic=outcomes[0].statistic if coupled else None,
+    )
 
 
 def judge_all(
     subjects: Mapping[str, Subject], images: Tensor, labels: Tensor, seed: int, *name: object, draws: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, BatchScore]:
     """A batch before every subject, each with a stream of its own, so that one more or less changes no other's numbers."""
     return {
         key: judge(subject, images, labels, generator(seed, "score", key, *name, device=images.device), draws)

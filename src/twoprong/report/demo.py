@@ -11,8 +11,9 @@ from torch import Tensor
 
 from twoprong.defense import Defense
 from twoprong.measure import Scores
-from twoprong.report.evaluation import templates
 from twoprong.report.figures import histogram, picture
+from twoprong.report.pages import templates
+from twoprong.results.demo import DemoResults
 from twoprong.storage import write_atomic
 
 
@@ -28,7 +29,7 @@ class Shown:
 
 def write_report(
     path: Path,
-    results: dict[str, Any],
+    results: DemoResults,
     runs: Mapping[int, Mapping[str, Scores]],
     digits: Shown,
     photographs: Shown | None = None,
@@ -55,7 +56,7 @@ def write_report(
             runs=runs,
             figures=figures,
             strips=_strips(digits),
-            photographs=results["photographs"],
+            photographs=results.photographs,
             photo_strips=[] if photographs is None else _strips(photographs),
         )
     )

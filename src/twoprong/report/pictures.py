@@ -1,21 +1,21 @@
 """Pictures for the report: what an attack does to images, and what the denoiser makes of them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from twoprong.data.tensors import Labelled
 from twoprong.defense import Defense
+from twoprong.results.evaluation import Picture
 from twoprong.seeds import generator
 
 SHOWN = 8  # images a strip
 
 
 @torch.no_grad()
-def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], seed: int) -> list[dict[str, Any]]:
-    """The `pictures` part of results.json: the first images of the first batch under every attack, and their labels."""
+def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], seed: int) -> list[Picture]:
+    """The first images of the first batch under every attack, and their labels."""
     from twoprong.report.figures import picture  # matplotlib takes a second to import
 
     found = []
@@ -31,11 +31,11 @@ def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], se
         says = {row: defense.classifier(x).argmax(1).tolist() for row, x in rows.items() if row != "difference"}
         for number, label in enumerate(clean.labels[: len(bad)].tolist()):
             found.append(
-                {
-                    "attack": name,
-                    "label": label,
-                    "images": {row: picture(x[number]) for row, x in rows.items()},
-                    "says": {row: values[number] for row, values in says.items()},
-                }
+                Picture(
+                    attack=name,
+                    label=label,
+                    images={row: picture(x[number]) for row, x in rows.items()},
+                    says={row: values[number] for row, values in says.items()},
+                )
             )
     return found

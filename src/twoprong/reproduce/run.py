@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,17 @@ from twoprong.evaluation.subjects import Subject, judge
 from twoprong.measure import partition
 from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
-from twoprong.report.reproduction import row_texts, write_comparison
+from twoprong.report.reproduction import to_markdown, write_comparison
 from twoprong.reproduce.artifacts import Artifacts, Measured, variant
 from twoprong.reproduce.tables import Row, Spec, load_experiment, printed, spec_of
+from twoprong.results import ReproductionResults
+from twoprong.results.reproduction import Cell, QuotedRow, ReproductionRun, ScaleUsed
+from twoprong.results.reproduction import Row as MeasuredRow
+from twoprong.results.scores import BatchScore
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint, write_atomic
 
-FORMAT = 1
+FORMAT: Final = 1  # of results.json
 SMOKE = "smoke: shows that it runs, not what it gives"
 
 
@@ -53,7 +57,7 @@ def reproduce(
     precision: Precision = "fp32",
     command: str | None = None,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> ReproductionResults:
     """Measure every cell of the experiment `name` on `data`; returns what it writes to `out/results.json`.
 
     Beside it: `results.md`, `report.html`, `bundles/` with every defence that was measured, `work/` with finished pieces.
@@ -90,45 +94,46 @@ def reproduce(
     key = fingerprint(specs, given, theirs, settings, artifacts.data_key, data.test.images, data.test.labels)
     out.mkdir(parents=True, exist_ok=True)
     cells = Pieces(out / "work" / "cells", key, resume=True)
-    started, rows = time.perf_counter(), list[dict[str, Any]]()
+    started, rows = time.perf_counter(), list[MeasuredRow]()
     for row in experiment.rows:
         measured = []
         for number, column in enumerate(experiment.columns):
             spec, place = grid[len(rows)][number], f"{len(rows):03d}-{number:03d}"
             done = cells.piece(place, lambda s=spec: ({}, _measure(artifacts, s, out)))[1]  # type: ignore[misc]
-            measured.append({"column": column.name, **_paper(row, number), **done})
+            measured.append(Cell(column=column.name, **_paper(row, number), **done))
             progress("cells", len(rows) * len(grid[0]) + number + 1, len(specs), f"{row.name}: {column.name}")
-        rows.append({"name": row.name, "cells": measured})
-    results = {
-        "format": FORMAT,
-        "kind": "reproduction",
-        "name": name,
-        "scale": scale,
-        "warning": SMOKE if scale == "smoke" else None,
-        "title": experiment.title,
-        "source": experiment.source,
-        "note": " ".join(experiment.note.split()),
-        "columns": [column.name for column in experiment.columns],
-        "rows": rows,
-        "quoted": [
-            {"name": row.name, "paper": [printed(row.paper, n) for n, _ in enumerate(experiment.columns)]}
+        rows.append(MeasuredRow(name=row.name, cells=measured))
+    results = ReproductionResults(
+        format=FORMAT,
+        kind="reproduction",
+        name=name,
+        scale="smoke" if scale == "smoke" else "full",
+        warning=SMOKE if scale == "smoke" else None,
+        title=experiment.title,
+        source=experiment.source,
+        note=" ".join(experiment.note.split()),
+        columns=[column.name for column in experiment.columns],
+        rows=rows,
+        quoted=[
+            QuotedRow(name=row.name, paper=[printed(row.paper, n) for n, _ in enumerate(experiment.columns)])
             for row in experiment.quoted
         ],
-        "run": {
-            "seed": seed,
-            "precision": precision,
-            "data": data.name,
-            "test_images": len(data.test),
-            "classifier": classifier or chosen.classifier,
-            "scale": chosen.model_dump(mode="json"),
-            "command": command,
-            "seconds": round(time.perf_counter() - started, 1),
-        },
-        "config": chosen.config(Spec(), seed).model_dump(mode="json"),
-        "made_with": made_with(data.test.images.device),
-    }
-    write_atomic(out / "results.json", lambda file: file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8"))
-    write_atomic(out / "results.md", lambda file: file.write_text(_markdown(results), encoding="utf-8"))
+        run=ReproductionRun(
+            seed=seed,
+            precision=precision,
+            data=data.name,
+            test_images=len(data.test),
+            classifier=classifier or chosen.classifier,
+            scale=ScaleUsed.model_validate(chosen.model_dump(mode="json")),
+            command=command,
+            seconds=round(time.perf_counter() - started, 1),
+        ),
+        config=chosen.config(Spec(), seed).model_dump(mode="json"),
+        made_with=made_with(data.test.images.device),
+    )
+    text = json.dumps(results.as_dict(), indent=2) + "\n"
+    write_atomic(out / "results.json", lambda file: file.write_text(text, encoding="utf-8"))
+    write_atomic(out / "results.md", lambda file: file.write_text(to_markdown(results), encoding="utf-8"))
     write_comparison(results, out / "report.html")
     return results
 
@@ -169,7 +174,7 @@ def _clean(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str, An
     judged = [
         _judge(measured, test[batch].images, test[batch].labels, 1, draw) for batch in partition(len(test), size, draw)
     ]
-    return _tally(judged, size)
+    return _accuracy(judged, size)
 
 
 def _attacked(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str, Any]:
@@ -188,7 +193,7 @@ def _attacked(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str,
     # Seconds of crafting come from where the batches were made, which may have been another cell or an earlier run.
     scoring = max(0.0, time.perf_counter() - start - crafting)
     return {
-        **_tally(judged, min(spec.batch_size, artifacts.scale.images, len(artifacts.data.test))),
+        **_accuracy(judged, min(spec.batch_size, artifacts.scale.images, len(artifacts.data.test))),
         "attack": {"name": spec.attack, **asdict(artifacts.scale.attack(spec))},
         "surrogate_accuracy": 100 * artifacts.surrogate_accuracy(spec) if spec.surrogate else None,
         "seconds": crafting + scoring,
@@ -236,37 +241,22 @@ def _cost(artifacts: Artifacts, measured: Measured, fact: str, unit: str) -> dic
     }
 
 
-def _judge(measured: Measured, images: Tensor, labels: Tensor, draws: int, draw: torch.Generator) -> dict[str, Any]:
+def _judge(measured: Measured, images: Tensor, labels: Tensor, draws: int, draw: torch.Generator) -> BatchScore:
     """A batch before what is measured; a classifier alone has no noise to draw."""
     return judge(Subject(as_target(measured), draws if isinstance(measured, Defense) else 1), images, labels, draw)
 
 
-def _tally(judged: list[dict[str, Any]], size: int) -> dict[str, Any]:
+def _accuracy(judged: list[BatchScore], size: int) -> dict[str, Any]:
     found = summarise(judged)
     return {
-        "ours": 100 * found["accuracy"],
-        "interval": [100 * end for end in found["interval"]],
-        "images": sum(len(batch["correct"]) for batch in judged),
+        "ours": 100 * found.accuracy,
+        "interval": [100 * end for end in found.interval],
+        "images": sum(len(batch.correct) for batch in judged),
         "batches": len(judged),
         "batch_size": size,
-        "flagged": found["flagged"],
+        "flagged": found.flagged,
     }
 
 
 def _paper(row: Row, number: int) -> dict[str, Any]:
     return {"paper": printed(row.paper, number), "spread": printed(row.spread, number)}
-
-
-def _markdown(results: dict[str, Any]) -> str:
-    run, made = results["run"], results["made_with"]
-    lines = [f"# {results['title']}", "", f"{results['source']} of the DAD paper (ICML 2025). {results['note']}", ""]
-    if results["warning"]:
-        lines += [f"**{results['warning']}**", ""]
-    lines += ["| row | column | paper | ours (95 %) |", "|---|---|---|---|"]
-    lines += [f"| {' | '.join(text)} |" for text in row_texts(results)]
-    lines += ["", f"{run['data']}, seed {run['seed']}, scale {results['scale']}; {made['device']}, torch {made['torch']}."]
-    if run["classifier"]:
-        lines.append(f"Every protected classifier was a {run['classifier']}, whatever a row is called.")
-    if run["command"]:
-        lines += ["", f"    {run['command']}"]
-    return "\n".join(lines) + "\n"

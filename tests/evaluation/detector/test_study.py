@@ -24,30 +24,30 @@ def test_the_pool_gives_the_deployed_statistic(defense, digits):
 
 
 def test_every_curve_is_there_with_an_interval_around_its_rate(found):
-    power = found["power"]
-    for curve in (found["false_alarms"], *power.values(), found["skewed"], found["shifted"]):
+    power = found.power
+    for curve in (found.false_alarms, power.by_size, power.by_eps, power.by_share, found.skewed, found.shifted):
         assert curve
         for entry in curve:
-            low, high = entry["interval"]
-            assert low - 0.5 / entry["independent"] <= entry["rate"] <= high + 0.5 / entry["independent"]
-            assert 1 <= entry["independent"] <= entry["batches"]
-    assert [entry["share"] for entry in power["by_share"]] == sorted({max(1, round(40 * share)) / 40 for share in SHARES})
-    assert [entry["eps"] for entry in power["by_eps"]] == [0.0, 0.05, EPS]
-    assert {entry["kind"] for entry in found["shifted"]} == {"blur", "jpeg", "brightness", "noise"}
-    assert {entry["classes"] for entry in found["skewed"]} == {1, 2, 5}
+            low, high = entry.interval
+            assert low - 0.5 / entry.independent <= entry.rate <= high + 0.5 / entry.independent
+            assert 1 <= entry.independent <= entry.batches
+    assert [entry.share for entry in power.by_share] == sorted({max(1, round(40 * share)) / 40 for share in SHARES})
+    assert [entry.eps for entry in power.by_eps] == [0.0, 0.05, EPS]
+    assert {entry.kind for entry in found.shifted} == {"blur", "jpeg", "brightness", "noise"}
+    assert {entry.classes for entry in found.skewed} == {1, 2, 5}
 
 
 def test_it_says_what_a_detector_does(found):
     """On batches of 40: hardly an alarm on clean ones, all attacked ones found, and more with more that is attacked."""
-    power = found["power"]
-    assert all(entry["rate"] <= 0.15 for entry in found["false_alarms"])
-    assert power["by_share"][-1]["rate"] == 1
-    assert power["by_share"][0]["rate"] <= power["by_share"][-1]["rate"]
-    assert power["by_share"][-1]["undefended"] < 0.3
-    assert power["by_share"][-1]["defended"] > power["by_share"][-1]["undefended"]
-    weak, strong = found["roc"]
-    assert weak["area"] <= strong["area"] == 1
-    assert next(entry for entry in found["skewed"] if entry["classes"] == 1)["rate"] == 1  # one class is another law
+    power = found.power
+    assert all(entry.rate <= 0.15 for entry in found.false_alarms)
+    assert power.by_share[-1].rate == 1
+    assert power.by_share[0].rate <= power.by_share[-1].rate
+    assert power.by_share[-1].undefended < 0.3
+    assert power.by_share[-1].defended > power.by_share[-1].undefended
+    weak, strong = found.roc
+    assert weak.area <= strong.area == 1
+    assert next(entry for entry in found.skewed if entry.classes == 1).rate == 1  # one class is another law
 
 
 def test_a_batch_of_a_mixture_has_the_share_it_says(defense):
@@ -64,8 +64,8 @@ def test_a_batch_of_a_mixture_has_the_share_it_says(defense):
     ("clean", "attacked", "area"), [([0.0, 1.0], [2.0, 3.0], 1.0), ([2.0, 3.0], [0.0, 1.0], 0.0), ([1.0, 1.0], [1.0], 0.5)]
 )
 def test_the_area_under_the_curve_is_the_chance_of_scoring_higher(clean, attacked, area):
-    found = _roc(clean, attacked)
-    assert found["area"] == area
-    assert found["power"][0] == found["false_alarms"][0] == 1
-    assert found["power"][-1] == found["false_alarms"][-1] == 0
-    assert found["power"] == sorted(found["power"], reverse=True)
+    found = _roc(0.1, clean, attacked)
+    assert found.area == area
+    assert found.power[0] == found.false_alarms[0] == 1
+    assert found.power[-1] == found.false_alarms[-1] == 0
+    assert found.power == sorted(found.power, reverse=True)

@@ -17,6 +17,9 @@ from twoprong.evaluation.run import evaluate
 from twoprong.evaluation.sanity import numbers, probes
 from twoprong.models.features import Features
 from twoprong.recipe import paper_defense, sample
+from twoprong.results.detector import DetectorStudy, SizeRate
+from twoprong.results.evaluation import AttackedBatch, AttackEntry, CurvePoint
+from twoprong.results.scores import Accuracy
 from twoprong.routes import Denoised
 
 EPS = 0.2
@@ -37,7 +40,7 @@ SHORT = [Item("noise", "noise", Noise(eps=EPS), "bare"), Item("pgd", "bare", PGD
 def checks(defense, digits, items):
     """The statuses of a small evaluation, by check, and whether it is called reliable."""
     evaluation = evaluate(defense, digits.test[:120], protocol=items, batch_size=40, count=40)
-    found = {check["name"]: check["status"] for check in evaluation.results["sanity"]}
+    found = {check.name: check.status for check in evaluation.results.sanity}
     assert evaluation.reliable == ("failed" not in found.values())
     return found
 
@@ -86,8 +89,9 @@ def test_a_classifier_without_gradients_is_caught_and_the_rest_goes_on(defense, 
     broken = around(defense, classifier)
     evaluation = evaluate(broken, digits.test[:80], protocol=protocol(), batch_size=40, count=40)
     assert not evaluation.reliable
-    assert {entry["name"] for entry in evaluation.results["not_run"]} == {"pgd", "pgd half", "evade"}
-    assert evaluation.results["detector"] == {}
+    assert {entry.name for entry in evaluation.results.not_run} == {"pgd", "pgd half", "evade"}
+    assert evaluation.results.study is None
+    assert evaluation.results.as_dict()["detector"] == {}
 
 
 def test_an_attack_that_fails_for_another_reason_is_not_left_out(defense, digits):
@@ -127,11 +131,11 @@ def test_a_defence_that_reads_the_label_is_caught(defense, digits):
     reader = like(defense, Reader)
     batch = digits.test[:40]
     reader.labels = batch.labels
-    assert probes.swapped(defense, batch, 0)["status"] == "passed"
-    assert probes.swapped(reader, batch, 0)["status"] == "failed"
-    assert probes.large_budget(reader, batch, 0)["status"] == "failed"
+    assert probes.swapped(defense, batch, 0).status == "passed"
+    assert probes.swapped(reader, batch, 0).status == "failed"
+    assert probes.large_budget(reader, batch, 0).status == "failed"
     one_class = digits.test[digits.test.labels == 3]
-    assert probes.swapped(defense, one_class, 0)["status"] == "not applicable"
+    assert probes.swapped(defense, one_class, 0).status == "not applicable"
 
 
 def test_a_defence_that_knows_the_test_images_is_caught(defense, digits):
@@ -156,7 +160,7 @@ def test_an_attack_of_one_step_is_caught(defense, digits):
     for steps in (1, 20):
         items = [Item("evade", "adaptive", Evade(eps=eps, steps=steps, penalties=(1.0, 100.0)))]
         results = evaluate(defense, digits.test[:100], protocol=items, batch_size=100, eps=eps).results
-        statuses += [check["status"] for check in results["sanity"] if check["name"] == "convergence"]
+        statuses += [check.status for check in results.sanity if check.name == "convergence"]
     assert statuses[0] == "failed"
     assert statuses[1] != "failed"
 
@@ -166,26 +170,28 @@ def test_a_detector_calibrated_on_its_own_test_batches_is_caught(defense, digits
     broken.detector.calibrate(sample(broken.extractor, digits.test.images), broken.config.detector, 0)
     found = checks(broken, digits, SHORT)
     assert found["unseen images"] == "failed"
-    assert probes.unseen(defense, digits.test)["status"] == "passed"
+    assert probes.unseen(defense, digits.test).status == "passed"
 
 
 def test_a_bundle_that_does_not_say_what_it_was_calibrated_on_does_not_pass(defense, digits):
     older = like(defense, Defense)
     older.detector.calibrated_on = older.detector.calibrated_on[:0]
-    assert probes.unseen(older, digits.test)["status"] == "not applicable"
+    assert probes.unseen(older, digits.test).status == "not applicable"
 
 
 def test_a_reference_of_test_images_is_caught(defense, digits):
     data = replace(digits.test[:100], images=defense.reference_images()[:100])
-    assert probes.unseen(defense, data)["status"] == "failed"
+    assert probes.unseen(defense, data).status == "failed"
 
 
 def test_images_outside_the_ball_are_caught():
-    inside = {"distance": 0.1, "lowest": 0.0, "highest": 1.0}
-    attack = {"name": "a", "eps": 0.1, "batches": [inside]}
-    assert numbers.in_ball([attack])["status"] == "passed"
+    def status(**change):
+        batch = AttackedBatch.model_construct(**{"distance": 0.1, "lowest": 0.0, "highest": 1.0} | change)
+        return numbers.in_ball([AttackEntry.model_construct(name="a", eps=0.1, batches=[batch])]).status
+
+    assert status() == "passed"
     for change in ({"distance": 0.11}, {"lowest": -0.01}, {"highest": 1.01}):
-        assert numbers.in_ball([{**attack, "batches": [inside | change]}])["status"] == "failed"
+        assert status(**change) == "failed"
 
 
 @pytest.mark.parametrize(
@@ -200,38 +206,43 @@ def test_images_outside_the_ball_are_caught():
     ],
 )
 def test_who_knows_more_must_not_do_worse(left, status):
-    assert numbers.ordered(left, 400)["status"] == status
+    assert numbers.ordered(left, 400).status == status
 
 
 def test_accuracy_that_rises_with_the_budget_is_caught():
-    def curve(*values, attack="a"):
+    def curve(*values, attack="a", subject="d"):
         return [
-            {"eps": eps, "attack": attack, "subjects": {"d": {"accuracy": value}}, "batches": []}
+            CurvePoint(
+                eps=eps,
+                attack=attack,
+                threat_model="bare",
+                subjects={name: Accuracy(accuracy=value, interval=(0.0, 1.0)) for name in ("d", subject)},
+                batches=[],
+            )
             for eps, value in zip((0.0, 0.1, 0.2), values, strict=True)
         ]
 
     falls, rises = curve(0.9, 0.5, 0.1), curve(0.9, 0.1, 0.5)
-    assert numbers.monotone(falls, {"a": "d"}, 400)["status"] == "passed"
-    assert numbers.monotone(rises, {"a": "d"}, 400)["status"] == "failed"
+    assert numbers.monotone(falls, {"a": "d"}, 400).status == "passed"
+    assert numbers.monotone(rises, {"a": "d"}, 400).status == "failed"
     # An attack may be erratic where another one is not, but not where both are, and not if the other attacks someone else.
     better, worse = curve(0.9, 0.1, 0.1, attack="b"), curve(0.9, 0.2, 0.4, attack="b")
     covered = numbers.monotone([*rises, *better], {"a": "d", "b": "d"}, 400)
-    assert (covered["status"], covered["detail"]) == ("not converged", "a: 10.0% at 0.1, 50.0% at 0.2")
+    assert (covered.status, covered.detail) == ("not converged", "a: 10.0% at 0.1, 50.0% at 0.2")
     both = numbers.monotone([*rises, *worse], {"a": "d", "b": "d"}, 400)
-    assert both["status"] == "failed"
-    assert both["detail"].startswith("d: 10.0% at 0.1, 40.0% at 0.2; a: ")
-    for entry in better:
-        entry["subjects"]["e"] = entry["subjects"]["d"]
-    assert numbers.monotone([*rises, *better], {"a": "d", "b": "e"}, 400)["status"] == "failed"
+    assert both.status == "failed"
+    assert both.detail.startswith("d: 10.0% at 0.1, 40.0% at 0.2; a: ")
+    other = curve(0.9, 0.1, 0.1, attack="b", subject="e")
+    assert numbers.monotone([*rises, *other], {"a": "d", "b": "e"}, 400).status == "failed"
 
 
 def test_noise_that_does_much_to_the_classifier_is_caught():
     clean = {"bare": 0.95, "defense": 0.95}
     # The denoiser has its price: what noise does to the defence is not judged.
-    assert numbers.harmless_noise(clean, {"bare": 0.9, "defense": 0.7}, 0.9)["status"] == "passed"
-    assert numbers.harmless_noise(clean, {"bare": 0.7, "defense": 0.9}, 0.0)["status"] == "failed"
-    assert numbers.harmless_noise(clean, {"bare": 0.8, "defense": 0.9}, 0.0)["status"] == "passed"  # attacks do far more
-    assert numbers.harmless_noise(clean, {"bare": 0.8, "defense": 0.9}, 0.3)["status"] == "failed"
+    assert numbers.harmless_noise(clean, {"bare": 0.9, "defense": 0.7}, 0.9).status == "passed"
+    assert numbers.harmless_noise(clean, {"bare": 0.7, "defense": 0.9}, 0.0).status == "failed"
+    assert numbers.harmless_noise(clean, {"bare": 0.8, "defense": 0.9}, 0.0).status == "passed"  # attacks do far more
+    assert numbers.harmless_noise(clean, {"bare": 0.8, "defense": 0.9}, 0.3).status == "failed"
 
 
 @pytest.mark.parametrize(
@@ -254,21 +265,22 @@ def test_twice_the_effort_must_change_little(images, after, status):
         return [1.0] * right + [0.0] * (images - right)
 
     found = numbers.converged(item, score)
-    assert found["status"] == status
-    assert set(found["values"]["after"]) == {"20 steps", "2 draws", "2 restarts"}
+    assert found.status == status
+    assert set(found.values["after"]) == {"20 steps", "2 draws", "2 restarts"}
 
 
 def test_where_nothing_is_left_more_effort_has_nothing_to_find():
     item = Item("pgd", "bare", PGD(eps=EPS, steps=10))
     asked = []
     found = numbers.converged(item, lambda attack: asked.append(attack) or [0.0] * 50)
-    assert (found["status"], asked) == ("passed", [item.attack])
+    assert (found.status, asked) == ("passed", [item.attack])
 
 
 def test_false_alarms_above_what_was_asked_for_are_caught():
     def detector(interval):
-        return {"false_alarm_rate": 0.05, "false_alarms": [{"size": 10, "rate": 0.1, "interval": interval}]}
+        row = SizeRate(size=10, rate=0.1, interval=interval, batches=100, independent=10)
+        return DetectorStudy.model_construct(false_alarm_rate=0.05, false_alarms=[row])
 
-    assert numbers.false_alarms(detector([0.03, 0.2]), True)["status"] == "passed"
-    assert numbers.false_alarms(detector([0.06, 0.2]), True)["status"] == "failed"
-    assert numbers.false_alarms(detector([0.06, 0.2]), False)["status"] == "not applicable"  # a constant promises nothing
+    assert numbers.false_alarms(detector([0.03, 0.2]), True).status == "passed"
+    assert numbers.false_alarms(detector([0.06, 0.2]), True).status == "failed"
+    assert numbers.false_alarms(detector([0.06, 0.2]), False).status == "not applicable"  # a constant promises nothing

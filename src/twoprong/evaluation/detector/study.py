@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,19 @@ from twoprong.defense import Defense
 from twoprong.evaluation.detector.corruptions import CORRUPTIONS, STRENGTHS
 from twoprong.measure import partition, wilson
 from twoprong.recipe import sample
+from twoprong.results.detector import (
+    BudgetRate,
+    DetectorStudy,
+    JudgedRate,
+    Power,
+    Rate,
+    Roc,
+    ShareRate,
+    ShiftedRate,
+    SizeRate,
+    SkewedRate,
+    Statistics,
+)
 from twoprong.seeds import generator
 
 SIZES = (2, 5, 10, 25, 50, 100, 200)
@@ -41,8 +53,8 @@ class Pool:
 
 def study(
     defense: Defense, clean: Labelled, chosen: Labelled, attacked: Mapping[float, Tensor], size: int, eps: float, seed: int
-) -> dict[str, Any]:
-    """The `detector` part of results.json.
+) -> DetectorStudy:
+    """The detector on clean and on attacked batches.
 
     `clean` are all unseen images. `chosen` are those that were attacked one by one (PGD on the bare classifier), and
     `attacked` what became of them, in the same order, by budget; `size` and `eps` are the headline's.
@@ -56,32 +68,38 @@ def study(
     sizes = sorted({*(n for n in SIZES if n in offered), size})
     clean_statistics = work.statistics(everything, work.partitions(len(clean), size))
     by_eps = {budget: work.statistics(pool, work.mixtures(count, size, 1.0)) for budget, pool in pools.items()}
-    return {
-        "false_alarm_rate": defense.config.detector.false_alarm_rate,
-        "rounds": ROUNDS,
-        "sizes": [offered[0], offered[-1]],
-        "false_alarms": [
-            {"size": n} | work.rate(everything, work.partitions(len(clean), n), n, len(clean))
+    labels = chosen.labels.repeat(2)
+    return DetectorStudy(
+        false_alarm_rate=defense.config.detector.false_alarm_rate,
+        rounds=ROUNDS,
+        sizes=(offered[0], offered[-1]),
+        false_alarms=[
+            SizeRate(size=n, **work.rate(everything, work.partitions(len(clean), n), n, len(clean)).as_dict())
             for n in sizes
             if n <= len(clean)
         ],
-        "power": {
-            "by_size": [{"size": n} | work.rate(usual, work.mixtures(count, n, 1.0), n, count) for n in sizes if n <= count],
-            "by_eps": [
-                {"eps": 0.0} | work.share(clean_statistics, size, len(clean)),
-                *({"eps": budget} | work.share(values, size, count) for budget, values in by_eps.items()),
+        power=Power(
+            by_size=[
+                SizeRate(size=n, **work.rate(usual, work.mixtures(count, n, 1.0), n, count).as_dict())
+                for n in sizes
+                if n <= count
             ],
-            "by_share": [
-                {"share": share}
-                | work.judged(usual, chosen.labels.repeat(2), work.mixtures(count, size, share), size, count)
+            by_eps=[
+                BudgetRate(eps=0.0, **work.share(clean_statistics, size, len(clean)).as_dict()),
+                *(BudgetRate(eps=budget, **work.share(values, size, count).as_dict()) for budget, values in by_eps.items()),
+            ],
+            by_share=[
+                ShareRate(
+                    share=share, **work.judged(usual, labels, work.mixtures(count, size, share), size, count).as_dict()
+                )
                 for share in sorted({max(1, round(share * size)) / size for share in SHARES})
             ],
-        },
-        "roc": [{"eps": budget} | _roc(clean_statistics, values) for budget, values in by_eps.items()],
-        "statistics": {"clean": clean_statistics, "bare": by_eps[eps]},
-        "skewed": work.skewed(everything, clean.labels, size),
-        "shifted": work.shifted(chosen, size),
-    }
+        ),
+        roc=[_roc(budget, clean_statistics, values) for budget, values in by_eps.items()],
+        statistics=Statistics(clean=clean_statistics, bare=by_eps[eps]),
+        skewed=work.skewed(everything, clean.labels, size),
+        shifted=work.shifted(chosen, size),
+    )
 
 
 class Study:
@@ -104,23 +122,19 @@ class Study:
     def statistics(self, pool: Pool, batches: Sequence[Tensor]) -> list[float]:
         return [pool.statistic(batch.to(pool.images.device)) for batch in batches]
 
-    def rate(self, pool: Pool, batches: Sequence[Tensor], size: int, count: int) -> dict[str, Any]:
+    def rate(self, pool: Pool, batches: Sequence[Tensor], size: int, count: int) -> Rate:
         return self.share(self.statistics(pool, batches), size, count)
 
-    def share(self, statistics: Sequence[float], size: int, count: int) -> dict[str, Any]:
+    def share(self, statistics: Sequence[float], size: int, count: int) -> Rate:
         """The share flagged. Its interval is for as many batches as are disjoint: the others repeat the same images."""
         flags = sum(self.defense.detector.flags(value, size) for value in statistics)
         made = len(statistics)
         independent = min(made, max(1, count // size))
         rate = flags / made
-        return {
-            "rate": rate,
-            "interval": wilson(round(rate * independent), independent),
-            "batches": made,
-            "independent": independent,
-        }
+        interval = wilson(round(rate * independent), independent)
+        return Rate(rate=rate, interval=interval, batches=made, independent=independent)
 
-    def judged(self, pool: Pool, labels: Tensor, batches: Sequence[Tensor], size: int, count: int) -> dict[str, Any]:
+    def judged(self, pool: Pool, labels: Tensor, batches: Sequence[Tensor], size: int, count: int) -> JudgedRate:
         """The share flagged, and the accuracy with and without the defence on the first few batches."""
         draw = generator(self.seed, "study", "judged", device=pool.images.device)
         defended, undefended, seen = 0, 0, 0
@@ -130,15 +144,17 @@ class Study:
             defended += int((self.defense(images, draw).labels == true).sum())
             undefended += int((self.defense.classifier(images).argmax(1) == true).sum())
             seen += len(index)
-        rates = self.rate(pool, batches, size, count)
         distinct = min(seen, count)  # batches repeat images: the interval is for as many as there are
-        for name, hits in (("defended", defended), ("undefended", undefended)):
-            share = hits / seen
-            rates |= {name: share, f"{name}_interval": wilson(round(share * distinct), distinct)}
-        return rates
+        return JudgedRate(
+            **self.rate(pool, batches, size, count).as_dict(),
+            defended=defended / seen,
+            defended_interval=wilson(round(defended / seen * distinct), distinct),
+            undefended=undefended / seen,
+            undefended_interval=wilson(round(undefended / seen * distinct), distinct),
+        )
 
     @torch.no_grad()
-    def skewed(self, pool: Pool, labels: Tensor, size: int) -> list[dict[str, Any]]:
+    def skewed(self, pool: Pool, labels: Tensor, size: int) -> list[SkewedRate]:
         """Clean batches of a few classes only: unusual, not adversarial."""
         found = []
         present, counts = labels.cpu().unique(return_counts=True)
@@ -153,11 +169,11 @@ class Study:
                 members = torch.isin(labels.cpu(), some).nonzero().flatten()
                 batches.append(members[torch.randperm(len(members), generator=draw)[:smaller]])
             entry = self.judged(pool, labels, batches, smaller, int(counts.sum() * classes / len(present)))
-            found.append({"classes": classes, "size": smaller} | entry)
+            found.append(SkewedRate(classes=classes, size=smaller, **entry.as_dict()))
         return found
 
     @torch.no_grad()
-    def shifted(self, chosen: Labelled, size: int) -> list[dict[str, Any]]:
+    def shifted(self, chosen: Labelled, size: int) -> list[ShiftedRate]:
         """Clean images after what cameras and networks do to them."""
         found = []
         for kind, strengths in STRENGTHS.items():
@@ -165,18 +181,19 @@ class Study:
                 draw = generator(self.seed, "study", kind, strength, device=chosen.images.device)
                 pool = Pool(self.defense, CORRUPTIONS[kind](chosen.images, strength, draw))
                 entry = self.judged(pool, chosen.labels, self.partitions(len(chosen), size), size, len(chosen))
-                found.append({"kind": kind, "strength": strength} | entry)
+                found.append(ShiftedRate(kind=kind, strength=strength, **entry.as_dict()))
         return found
 
 
-def _roc(clean: Sequence[float], attacked: Sequence[float], points: int = 50) -> dict[str, Any]:
+def _roc(eps: float, clean: Sequence[float], attacked: Sequence[float], points: int = 50) -> Roc:
     """Power against false alarms over all thresholds, and the area under it: how often an attacked batch scores higher."""
     low, high = torch.tensor(clean, dtype=torch.double).sort().values, torch.tensor(attacked, dtype=torch.double)
     above = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)
     thresholds = torch.cat([low, high]).unique()
     thresholds = thresholds[torch.linspace(0, len(thresholds) - 1, min(points, len(thresholds))).long()]
-    return {
-        "false_alarms": [1.0, *((low >= t).double().mean().item() for t in thresholds), 0.0],
-        "power": [1.0, *((high >= t).double().mean().item() for t in thresholds), 0.0],
-        "area": above.double().mean().item() / (2 * len(low)),
-    }
+    return Roc(
+        eps=eps,
+        false_alarms=[1.0, *((low >= t).double().mean().item() for t in thresholds), 0.0],
+        power=[1.0, *((high >= t).double().mean().item() for t in thresholds), 0.0],
+        area=above.double().mean().item() / (2 * len(low)),
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-Finding = dict[str, Any]
+from twoprong.results.evaluation import Finding, Status
 
 NEARLY_ZERO = 0.05  # "accuracy ≈ 0"
 POINT = 0.01
@@ -14,10 +14,11 @@ LITTLE = 0.10  # noise of the attack's size may cost this much accuracy, or
 LESS = 0.2  # this share of what the attacks cost: a natural classifier of photographs does not like noise either
 
 
-def finding(name: str, question: str, status: str | bool, detail: str, **values: Any) -> Finding:
+def finding(name: str, question: str, status: Status | bool, detail: str, **values: Any) -> Finding:
+    """A finding; of a question that is answered by yes or no, True is passed."""
     if isinstance(status, bool):
         status = "passed" if status else "failed"
-    return {"name": name, "question": question, "status": status, "detail": detail, "values": values}
+    return Finding(name=name, question=question, status=status, detail=detail, values=values)
 
 
 def not_memory(error: RuntimeError) -> None:

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
-from typing import Any
 
 from twoprong.attacks.base import Attack
 from twoprong.evaluation.protocols import KNOWLEDGE, KNOWS_ALL, Item
-from twoprong.evaluation.sanity.finding import FAR, LESS, LITTLE, POINT, Finding, finding, mean, mean_error
+from twoprong.evaluation.sanity.finding import FAR, LESS, LITTLE, POINT, finding, mean, mean_error
+from twoprong.results.detector import DetectorStudy
+from twoprong.results.evaluation import AttackEntry, CurvePoint, Finding, Status
 
 
 def doubled(attack: Attack) -> dict[str, Attack]:
@@ -35,7 +36,8 @@ def converged(item: Item, score: Callable[[Attack], Sequence[float]]) -> Finding
         name: [now - then for now, then in zip(score(attack), before, strict=True)]
         for name, attack in doubled(item.attack).items()
     }
-    status, words = "passed", []
+    status: Status = "passed"
+    words = []
     for name, change in changes.items():
         shift, error = mean_error(change)
         words.append(f"with {name}: {mean(before):.1%} to {mean(before) + shift:.1%}")
@@ -55,13 +57,13 @@ def converged(item: Item, score: Callable[[Attack], Sequence[float]]) -> Finding
     )
 
 
-def in_ball(attacks: Sequence[Mapping[str, Any]]) -> Finding:
+def in_ball(attacks: Sequence[AttackEntry]) -> Finding:
     """Everything that was scored must be an image within the budget."""
     outside = [
-        f"{attack['name']} ({batch['distance']:.5g}; pixels {batch['lowest']:.3g} to {batch['highest']:.3g})"
+        f"{attack.name} ({batch.distance:.5g}; pixels {batch.lowest:.3g} to {batch.highest:.3g})"
         for attack in attacks
-        for batch in attack["batches"]
-        if batch["distance"] > attack["eps"] * (1 + 1e-4) + 1e-6 or batch["lowest"] < 0 or batch["highest"] > 1
+        for batch in attack.batches
+        if batch.distance > attack.eps * (1 + 1e-4) + 1e-6 or batch.lowest < 0 or batch.highest > 1
     ]
     return finding(
         "inside the ball",
@@ -102,7 +104,7 @@ def ordered(accuracy: Mapping[str, float], images: int) -> Finding:
     return finding("order of knowledge", question, not better, detail, **accuracy)
 
 
-def monotone(curve: Sequence[Mapping[str, Any]], targets: Mapping[str, str], images: int) -> Finding:
+def monotone(curve: Sequence[CurvePoint], targets: Mapping[str, str], images: int) -> Finding:
     """What the best attack of each budget leaves whoever is attacked must fall with the budget.
 
     `targets` says whom each line of the curve attacks. A single attack that does worse with more, where another one does
@@ -111,11 +113,11 @@ def monotone(curve: Sequence[Mapping[str, Any]], targets: Mapping[str, str], ima
     problems, erratic = [], []
     for target in dict.fromkeys(targets.values()):
         names = [name for name, aim in targets.items() if aim == target]
-        lines = {name: [entry for entry in curve if entry["attack"] == name] for name in names}
-        least: dict[float, Mapping[str, Any]] = {}
-        for entry in (entry for line in lines.values() for entry in line):
-            known = least.get(entry["eps"], entry)
-            least[entry["eps"]] = min(known, entry, key=lambda one: one["subjects"][target]["accuracy"])
+        lines = {name: [point for point in curve if point.attack == name] for name in names}
+        least: dict[float, CurvePoint] = {}
+        for point in (point for line in lines.values() for point in line):
+            known = least.get(point.eps, point)
+            least[point.eps] = min(known, point, key=lambda one: one.subjects[target].accuracy)
         problems += [f"{target}: {rise}" for rise in _rises(list(least.values()), target, images)]
         erratic += [f"{name}: {rise}" for name, line in lines.items() for rise in _rises(line, target, images)]
     return finding(
@@ -126,37 +128,37 @@ def monotone(curve: Sequence[Mapping[str, Any]], targets: Mapping[str, str], ima
     )
 
 
-def _rises(points: Sequence[Mapping[str, Any]], target: str, images: int) -> list[str]:
+def _rises(points: Sequence[CurvePoint], target: str, images: int) -> list[str]:
     """Where accuracy is higher at the next larger budget, beyond a point and beyond chance."""
     found = []
-    for low, high in pairwise(sorted(points, key=lambda point: point["eps"])):
-        before, after = (point["subjects"][target]["accuracy"] for point in (low, high))
+    for low, high in pairwise(sorted(points, key=lambda point: point.eps)):
+        before, after = (point.subjects[target].accuracy for point in (low, high))
         spread = sum(_batch_error(point, target) ** 2 for point in (low, high)) ** 0.5
         if not _at_most(after, before + 2 * spread, images):
-            found.append(f"{before:.1%} at {low['eps']:.4g}, {after:.1%} at {high['eps']:.4g}")
+            found.append(f"{before:.1%} at {low.eps:.4g}, {after:.1%} at {high.eps:.4g}")
     return found
 
 
-def false_alarms(detector: Mapping[str, Any], calibrated: bool) -> Finding:
+def false_alarms(detector: DetectorStudy, calibrated: bool) -> Finding:
     """Rates on unseen clean batches whose interval lies above what was asked for; a constant threshold promises nothing."""
-    asked = detector["false_alarm_rate"]
-    high = [entry for entry in detector["false_alarms"] if entry["interval"][0] > asked]
-    worst = max(detector["false_alarms"], key=lambda entry: entry["rate"])
+    asked = detector.false_alarm_rate
+    high = [row for row in detector.false_alarms if row.interval[0] > asked]
+    worst = max(detector.false_alarms, key=lambda row: row.rate)
     return finding(
         "false alarms",
         f"Are at most {asked:.0%} of unseen clean batches flagged, at every batch size?",
         not high if calibrated else "not applicable",
-        "; ".join(f"size {entry['size']}: {entry['rate']:.1%}" for entry in high)
-        or f"at most {worst['rate']:.1%} (batches of {worst['size']}; "
-        f"so many could as well be {worst['interval'][0]:.1%} to {worst['interval'][1]:.1%})",
-        worst=worst["rate"],
+        "; ".join(f"size {row.size}: {row.rate:.1%}" for row in high)
+        or f"at most {worst.rate:.1%} (batches of {worst.size}; "
+        f"so many could as well be {worst.interval[0]:.1%} to {worst.interval[1]:.1%})",
+        worst=worst.rate,
     )
 
 
-def _batch_error(point: Mapping[str, Any], target: str) -> float:
+def _batch_error(point: CurvePoint, target: str) -> float:
     """The standard error of an accuracy over its batches: a batch that changes its route moves all its images at once."""
-    entries = [batch["subjects"][target] for batch in point.get("batches", ())]
-    return mean_error([mean(entry["by_draw"]) for entry in entries])[1] if len(entries) > 1 else 0.0
+    scores = [batch.subjects[target] for batch in point.batches]
+    return mean_error([mean(score.by_draw) for score in scores])[1] if len(scores) > 1 else 0.0
 
 
 def _at_most(value: float, bound: float, images: int) -> bool:

@@ -1,7 +1,7 @@
 """The sanity checks of an evaluation, in order, and what they are given."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from twoprong.attacks.base import Attack
 from twoprong.data.tensors import Labelled
@@ -12,6 +12,9 @@ from twoprong.evaluation.sanity.gradients import check_copy, check_gradients
 from twoprong.evaluation.scores import summarise, worst_case
 from twoprong.evaluation.session import CHECKS_COST, Session
 from twoprong.evaluation.subjects import judge
+from twoprong.results.detector import DetectorStudy
+from twoprong.results.evaluation import AttackEntry, CurvePoint, Finding
+from twoprong.results.scores import BatchScore
 from twoprong.seeds import generator
 
 CHECKED = {"quick": 50}  # images in the batch that sanity checks attack; of other protocols a whole batch
@@ -23,69 +26,77 @@ def checked(session: Session) -> Labelled:
     return session.part(0)[: max(plan.defense.detector.batch_sizes[0], CHECKED.get(plan.name, plan.batch_size))]
 
 
-def first_checks(session: Session) -> list[dict[str, Any]]:
+def first_checks(session: Session) -> list[Finding]:
     """What can be checked before anything is attacked."""
     plan, check, copy = session.plan, checked(session), session.targets["defense"]
 
     def make() -> Piece:
-        return {}, {
-            "checks": [
-                probes.unseen(plan.defense, plan.data),
-                check_gradients(plan.defense, check, plan.eps, plan.seed),
-                *([check_copy(plan.defense, copy, check, plan.eps, plan.seed)] if copy is not plan.defense else []),
-                probes.swapped(plan.defense, check, plan.seed),
-                probes.large_budget(plan.defense, check, plan.seed),
-            ]
-        }
+        return _kept(
+            probes.unseen(plan.defense, plan.data),
+            check_gradients(plan.defense, check, plan.eps, plan.seed),
+            *([check_copy(plan.defense, copy, check, plan.eps, plan.seed)] if copy is not plan.defense else []),
+            probes.swapped(plan.defense, check, plan.seed),
+            probes.large_budget(plan.defense, check, plan.seed),
+        )
 
-    return list(session.piece("sanity/first", "sanity checks", CHECKS_COST / 5, make)[1]["checks"])
+    return _findings(session, "sanity/first", make)
 
 
 def last_checks(
     session: Session,
-    untouched: list[dict[str, Any]],
-    ran: list[tuple[Item, dict[str, Any]]],
-    curve: list[dict[str, Any]],
-    detector: dict[str, Any],
-) -> list[dict[str, Any]]:
+    untouched: Sequence[dict[str, BatchScore]],
+    ran: Sequence[tuple[Item, AttackEntry]],
+    curve: Sequence[CurvePoint],
+    detector: DetectorStudy | None,
+) -> list[Finding]:
     """What only the results can tell."""
     plan, check, entries = session.plan, checked(session), [entry for _, entry in ran]
-    counted = [(item, entry) for item, entry in ran if entry["in_worst_case"]]
+    counted = [(item, entry) for item, entry in ran if entry.in_worst_case]
     mine = [(item, entry) for item, entry in counted if item.target not in ("magnet", "against")]
 
-    def left(entry: dict[str, Any]) -> float:
-        return float(entry["subjects"]["defense"]["accuracy"])
+    def left(entry: AttackEntry) -> float:
+        return entry.subjects["defense"].accuracy
 
     found = []
     by_threat = {
-        threat: worst_case([entry for _, entry in mine if entry["threat_model"] == threat], "defense")["per_batch"]
-        for threat in dict.fromkeys(entry["threat_model"] for _, entry in mine)
+        threat: worst_case([entry for _, entry in mine if entry.threat_model == threat], "defense").per_batch
+        for threat in dict.fromkeys(entry.threat_model for _, entry in mine)
     }
     found.append(numbers.ordered(by_threat, len(session.chosen())))
     targets = {item.curve: item.target for item, _ in ran if item.curve is not None}
     if curve:
         found.append(numbers.monotone(curve, targets, len(session.chosen())))
-    noise = next((entry for _, entry in counted if entry["threat_model"] == "noise"), None)
+    noise = next((entry for _, entry in counted if entry.threat_model == "noise"), None)
     if noise is not None:
-        clean = {name: summarise([batch[name] for batch in untouched])["accuracy"] for name in ("defense", "bare")}
-        worst = min(entry["subjects"]["bare"]["accuracy"] for _, entry in counted)
-        found.append(numbers.harmless_noise(clean, {name: noise["subjects"][name]["accuracy"] for name in clean}, worst))
+        clean = {name: summarise([batch[name] for batch in untouched]).accuracy for name in ("defense", "bare")}
+        worst = min(entry.subjects["bare"].accuracy for _, entry in counted)
+        found.append(numbers.harmless_noise(clean, {name: noise.subjects[name].accuracy for name in clean}, worst))
     found.append(numbers.in_ball(entries))
-    if detector:
+    if detector is not None:
         found.append(numbers.false_alarms(detector, plan.defense.config.detector.threshold is None))
 
     def make() -> Piece:
         kept = [item for item, _ in ran if item.keep]
         checks = [probes.consistent(plan.defense, (session.images(item, 0) for item in kept), plan.seed)] if kept else []
-        bare = min((entry["subjects"]["bare"]["accuracy"] for item, entry in counted if item.target == "bare"), default=1.0)
+        bare = min((entry.subjects["bare"].accuracy for item, entry in counted if item.target == "bare"), default=1.0)
         checks.append(probes.broken(plan.defense, check, plan.eps, plan.norm, plan.seed, bare))
-        return {}, {"checks": checks}
+        return _kept(*checks)
 
-    found += session.piece("sanity/last", "sanity checks", CHECKS_COST / 5, make)[1]["checks"]
+    found += _findings(session, "sanity/last", make)
     strongest = min((pair for pair in counted if pair[0].target == "defense"), key=lambda pair: left(pair[1]), default=None)
     if strongest is not None:
         found.append(numbers.converged(strongest[0], lambda attack: _score(session, strongest[0], attack, check)))
     return found
+
+
+def _kept(*checks: Finding) -> Piece:
+    """Findings as a piece keeps them."""
+    return {}, {"checks": [check.as_dict() for check in checks]}
+
+
+def _findings(session: Session, name: str, make: Callable[[], Piece]) -> list[Finding]:
+    kept = session.piece(name, "sanity checks", CHECKS_COST / 5, make)[1]["checks"]
+    return [Finding.model_validate(check) for check in kept]
 
 
 def _score(session: Session, item: Item, attack: Attack, check: Labelled) -> list[float]:
@@ -100,6 +111,6 @@ def _score(session: Session, item: Item, attack: Attack, check: Labelled) -> lis
         result = attack(session.targets[item.target], check.images, check.labels, draw)
         draw = generator(plan.seed, "sanity", "convergence score", device=device)
         found = judge(session.subjects["defense"], result.images, check.labels, draw)
-        return {}, {"right": [count / len(found["by_draw"]) for count in found["correct"]]}
+        return {}, {"right": [count / len(found.by_draw) for count in found.correct]}
 
     return list(session.piece(f"sanity/{item.key}-{name}", "sanity checks", CHECKS_COST / 10, make)[1]["right"])

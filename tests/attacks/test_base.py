@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from twoprong.attacks import ATTACKS, FGSM, MMA, NORMS, PGD
-from twoprong.attacks.base import CPU_VALUES, Attack, evaluating, loss_gradient
+from twoprong.attacks.base import CPU_VALUES, Attack, loss_gradient
 from twoprong.attacks.target import Plain
 from twoprong.errors import InputError
+from twoprong.models.modes import evaluating
 from twoprong.seeds import generator
 
 EPS = {"linf": 0.1, "l2": 0.9}

@@ -70,7 +70,8 @@ def test_every_image_label_network_and_config_is_in_the_key(plan, defense, digit
     images, labels = data.images.clone(), data.labels.clone()
     images[-1, 0, 0, 0] += 1e-3
     labels[-1] = (labels[-1] + 1) % 10
-    patient = copy.deepcopy(defense)
+    patient, quiet = copy.deepcopy(defense), copy.deepcopy(defense)
+    quiet.flagged.sigma = 0.0  # a route's own setting, whatever the config says
     patient.config = patient.config.model_copy(update={"on_small_batch": "classify"})
     changes = [
         {"data": replace(data, images=images)},
@@ -81,6 +82,7 @@ def test_every_image_label_network_and_config_is_in_the_key(plan, defense, digit
         {"against": defense},
         {"against": patient},
         {"defense": patient},
+        {"defense": quiet},
     ]
     keys = [plan(**change).key for change in ({}, *changes)]
     assert len(set(keys)) == len(keys)

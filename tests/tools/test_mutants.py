@@ -1,4 +1,4 @@
-"""The table of planted mistakes fits the code and the tests as they are; `make mutants` plants them."""
+"""The table of planted mistakes fits the code and the tests as they are; `python tools/mutants.py` plants them."""
 
 import ast
 import shutil

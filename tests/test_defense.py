@@ -104,6 +104,13 @@ def test_one_image_follows_the_declared_policy_and_says_so(defense, digits, capl
     assert policy in caplog.text
 
 
+@pytest.mark.parametrize("policy", ["denoise", "classify"])
+def test_an_attacker_of_a_batch_too_small_to_test_sees_the_route_of_the_policy(defense, digits, policy):
+    patient, image = with_policy(defense, policy), digits.test.images[:1]
+    seen = patient.logits(image, generator=torch.Generator().manual_seed(1))[0]
+    assert torch.equal(seen, patient(image, torch.Generator().manual_seed(1)).logits)
+
+
 def test_one_image_is_refused_by_default_with_the_way_out(defense, digits):
     with pytest.raises(InputError, match=r"batch of 1 image: expected 2 or more.*on_small_batch"):
         defense(digits.test.images[:1])

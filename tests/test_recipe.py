@@ -4,6 +4,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import twoprong as tp
+from twoprong.data.splits import split
+from twoprong.data.tensors import image_digests
 from twoprong.errors import InputError
 from twoprong.storage import fingerprint
 
@@ -36,6 +38,12 @@ def test_the_classifier_comes_back_with_its_own_weights_in_eval_mode(classifier,
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_each_part_of_the_images_is_used_for_what_it_is_called(defense, digits, small_config):
+    parts = split(digits.train, small_config.splits, small_config.seed)
+    assert torch.equal(defense.reference_images(), parts.reference.images)
+    assert torch.equal(defense.detector.calibrated_on, image_digests(parts.calibration.images))
 
 
 def test_held_out_images_become_reference_and_calibration(classifier, digits, small_config):

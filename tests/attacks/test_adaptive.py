@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from twoprong.attacks import ATTACKS, NORMS, Partial
+from twoprong.attacks.bpda import BPDA
 from twoprong.attacks.evade import Evade, _orthogonal
 from twoprong.attacks.gauge import Gauge, drawn_back, raised
 from twoprong.attacks.greedy import Greedy
@@ -185,6 +186,32 @@ def test_greedy_spends_the_slack_and_no_more(defense, classifier, batch):
     assert defense(one_more).adversarial
 
 
+class Few(Plain):
+    """An image is fooled by a bright first pixel, and a batch is flagged from `allowed` + 1 fooled images on."""
+
+    coupled = True
+
+    def __init__(self, allowed):
+        super().__init__(lambda x: torch.stack([torch.full_like(x[:, 0, 0, 0], 0.55), x[:, 0, 0, 0]], 1))
+        self.allowed = allowed
+
+    def statistic(self, images, reference=None):
+        return (self.model(images).argmax(1) == 1).sum()
+
+    def threshold(self, size):
+        return self.allowed + 1
+
+    def witness(self, images, others):
+        return images[:, 0, 0, 1] + 0 * images[:, 0, 0, 0]
+
+
+@pytest.mark.parametrize("allowed", range(9))
+def test_greedy_takes_as_many_images_as_the_test_lets_pass(allowed):
+    images, labels = torch.full((8, 1, 2, 2), 0.5), torch.zeros(8, dtype=torch.long)
+    result = Greedy(eps=0.1, steps=4, penalties=(0.0,))(Few(allowed), images, labels, generator(0, "greedy"))
+    assert result.success.sum() == allowed
+
+
 def test_the_witness_is_the_statistics_derivative_in_one_images_weight(defense, digits):
     """Replacing one of n images by z moves the statistic by 2/n·(witness(z) - witness(old)), up to second order."""
     images, other = digits.test.images[:100], digits.test.images[100:110]
@@ -252,6 +279,38 @@ def test_slots_show_the_whole_batch_to_the_test_and_score_their_own(defense, bat
     assert torch.allclose(view.logits(mine, "passing"), defense.logits(whole, "passing")[:, slots], atol=1e-4)
     assert view.logits(mine, "flagged", 3).shape == (3, 2, 10)
     assert len(view.decide(mine).logits) == 2
+
+
+def test_an_attacker_of_some_slots_hides_among_all_images_of_the_batch():
+    """Greedy asks how conspicuous its images are among those it knows; the test will see the whole batch."""
+    asked = []
+
+    class Asked(Few):
+        def witness(self, images, others):
+            asked.append(others)
+            return super().witness(images, others)
+
+    images = torch.rand(8, 1, 2, 2, generator=generator(0, "images")) / 2
+    attack = Partial(attack=Greedy(eps=0.1, steps=1, penalties=(0.0,)), share=0.25)
+    attack(Asked(8), images, torch.zeros(8, dtype=torch.long), generator(0, "partial"))
+    assert len(asked) == 3  # the clean batch, the start and the step
+    assert all(torch.equal(others, images) for others in asked)
+
+
+def test_bpda_follows_the_mean_slope_of_all_draws():
+    """A cup with its bottom at 0.5: the first of three draws lies to the left, where it falls, the others to the right."""
+    asked = []
+
+    class Scattered(Plain):
+        def restored(self, images, route="flagged", draws=1, generator=None):
+            asked.append(images)
+            return torch.cat([images + shift for shift in (-0.2, 0.3, 0.3)])
+
+    target = Scattered(lambda x: torch.stack([0 * x[:, 0, 0, 0], (x[:, 0, 0, 0] - 0.5) ** 2], 1))
+    images, labels = torch.full((4, 1, 2, 2), 0.5), torch.zeros(4, dtype=torch.long)
+    BPDA(eps=0.1, step=0.05, steps=2, draws=3, random_start=False)(target, images, labels)
+    assert len(asked) == 2
+    assert (asked[1] - asked[0])[:, 0, 0, 0].tolist() == pytest.approx([0.05] * 4)
 
 
 def test_a_target_that_hides_its_inside_is_refused_where_it_is_needed(batch):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from twoprong.attacks import ATTACKS, FGSM, MMA, NORMS, PGD
-from twoprong.attacks.base import Attack
+from twoprong.attacks.base import CPU_VALUES, Attack, loss_gradient
+from twoprong.attacks.target import Plain
 from twoprong.errors import InputError
 from twoprong.models.modes import evaluating
 from twoprong.seeds import generator
@@ -226,3 +227,26 @@ def test_evaluating_reaches_every_module():
     with evaluating(model):
         assert not any(module.training for module in model.modules())
     assert all(module.training for module in model.modules())
+
+
+class Drawn(Plain):
+    """Every draw has a slope of its own, the k-th one of k: so whatever is averaged shows which draws are in it."""
+
+    def __init__(self):
+        self.drawn, self.asked = 0, []
+
+    def logits(self, images, route=None, draws=1, generator=None):
+        slopes = torch.arange(self.drawn, self.drawn + draws)[:, None]
+        self.drawn += draws
+        self.asked.append(draws)
+        other = slopes * images[:, 0, 0, 0]
+        return torch.stack([torch.zeros_like(other), other], 2)
+
+
+def test_draws_that_are_split_for_memory_weigh_the_same():
+    """Five draws of which two fit into one pass: 2, 2 and 1. Their mean slope is (0 + 1 + 2 + 3 + 4) / 5."""
+    target, images = Drawn(), torch.full((2, 1, 256, CPU_VALUES // 1024), 0.5)
+    found = loss_gradient(target, images, torch.zeros(2, dtype=torch.long), lambda logits, _: logits[..., 1], draws=5)
+    assert target.asked == [2, 2, 1]
+    assert found.gradient[:, 0, 0, 0].tolist() == pytest.approx([2.0, 2.0])
+    assert found.margin.tolist() == found.loss.tolist() == pytest.approx([1.0, 1.0])

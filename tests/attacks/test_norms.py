@@ -48,11 +48,24 @@ def test_project_leaves_what_is_inside(norm):
 
 
 def test_shrink_gives_the_nearest_point_of_the_ball(norm):
-    """No point drawn from the ball is nearer (in the Euclidean sense) to where it came from."""
-    delta = torch.randn(1, 1, 2, 2, generator=generator(0, "delta")) * 2
+    """Of every image: no point drawn from the ball is nearer (in the Euclidean sense) to where it came from."""
+    delta = torch.randn(3, 1, 2, 2, generator=generator(0, "delta")) * torch.tensor([0.2, 2, 9])[:, None, None, None]
     shrunk = norm.shrink(delta, 0.5)
     inside = norm.random(torch.zeros(2000, 1, 2, 2), 0.5, generator(0, "inside"))
-    assert (inside - delta).flatten(1).norm(dim=1).min() >= (shrunk - delta).norm() - 1e-6
+    nearest = torch.cdist(inside.flatten(1), delta.flatten(1)).amin(0)
+    assert (nearest >= (shrunk - delta).flatten(1).norm(dim=1) - 1e-6).all()
+
+
+def test_an_image_is_brought_to_the_edge_of_its_own_ball_whatever_is_beside_it(norm):
+    """Inside, just outside and far outside, in one batch: one norm over the batch would pull all of them too far in."""
+    eps, origin = EPS[norm.name], torch.full((3, 1, 4, 4), 0.5)
+    ray = torch.ones(3, 1, 4, 4)
+    sizes = torch.tensor([0.5, 1.2, 40.0]) * eps
+    far = origin + ray * (sizes / norm.size(ray))[:, None, None, None]
+    near = norm.project(far, origin, eps)
+    assert norm.size(near - origin).tolist() == pytest.approx([0.5 * eps, eps, eps], rel=1e-5)
+    for i in range(3):
+        assert torch.allclose(near[i : i + 1], norm.project(far[i : i + 1], origin[i : i + 1], eps), atol=1e-6)
 
 
 def test_random_starts_fill_the_ball(norm):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from scipy.stats import binomtest
 
 from twoprong.attacks import FGSM, PGD
+from twoprong.attacks.target import Plain
 from twoprong.seeds import generator
 
 
@@ -71,3 +72,14 @@ def test_the_random_start_is_what_the_generator_decides(build_model, batch):
     first, other = (fixed(model, images, labels, generator(seed, "start")).images for seed in (0, 1))
     assert torch.equal(first, other)
     assert (first - images).abs().max() <= 0.01 + 1e-6
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_the_best_iterate_is_kept_not_the_last(coupled):
+    """Steps of 0.05 over a hump at 0.53 that is fooled within 0.025: across at the first step, back again at the second."""
+    target = Plain(lambda x: torch.stack([0 * x[:, 0, 0, 0], 0.025**2 - (x[:, 0, 0, 0] - 0.53) ** 2], 1))
+    target.coupled = coupled
+    images, labels = torch.full((3, 1, 2, 2), 0.5), torch.zeros(3, dtype=torch.long)
+    result = PGD(eps=0.1, step=0.05, steps=2, random_start=False)(target, images, labels)
+    assert result.success.all()
+    assert torch.allclose(result.images[:, 0, 0, 0], torch.tensor(0.55))

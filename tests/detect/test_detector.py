@@ -107,6 +107,14 @@ def test_p_value_is_small_for_another_law_and_not_for_the_same(detector, draw_sa
     assert sum(detector(draw_sample(20, "same", number)).p_value for number in range(20)) / 20 > 0.25
 
 
+def test_relabelled_samples_that_tie_with_the_batch_count_against_an_alarm(draw_sample):
+    """All images are copies of one: every relabelling gives the same statistic, so the batch is as ordinary as can be."""
+    copies = Sample(*(part.expand(12, *part.shape[1:]) for part in draw_sample(1, "one")))
+    detector = Detector(DeepKernel().requires_grad_(False), copies, permutations=20)
+    verdict = detector.calibrate(copies, DetectorConfig(threshold=0.5), seed=0)(copies.rows(slice(5)))
+    assert (verdict.statistic, verdict.p_value) == (0, 1)
+
+
 def test_judging_twice_gives_one_verdict(detector, draw_sample):
     batch = draw_sample(7, "batch")
     first = detector(batch)

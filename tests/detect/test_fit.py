@@ -77,6 +77,17 @@ def test_an_ascent_that_leads_nowhere_is_not_followed(seed):
     assert power(kernel, *judges) >= power(DeepKernel.from_median(x), *judges) - 1e-6
 
 
+def test_the_fifth_that_judges_is_not_learned_from():
+    """Other images to judge by, the same to learn from: where more epochs are better either way, the kernel is the same."""
+    config = KernelConfig(projections=(0,), epochs=3, lr=0.05, batch_size=40)
+    x, y, new = clean(100, "fit"), adversarial(100, "fit"), adversarial(20, "new")
+    judged = Sample(torch.cat([new.pixels, y.pixels[20:]]), torch.cat([new.features, y.features[20:]]))
+    learned = Sample(torch.cat([y.pixels[:80], new.pixels]), torch.cat([y.features[:80], new.features]))
+    usual, same, other = (fit_kernel(x, given, config, seed=0).state_dict() for given in (y, judged, learned))
+    assert all(torch.equal(usual[name], same[name]) for name in usual)
+    assert any(not torch.equal(usual[name], other[name]) for name in usual)
+
+
 def test_no_epochs_leave_the_median_heuristic(start):
     kernel = fit_kernel(clean(500, "fit"), adversarial(500, "fit"), KernelConfig(projections=(0,), epochs=0), seed=0)
     for parameter, expected in zip(kernel.parameters(), start.parameters(), strict=True):

@@ -22,7 +22,6 @@ from twoprong.attacks.pgd import PGD
 from twoprong.cli import app
 from twoprong.errors import InputError
 from twoprong.evaluation.protocols import Item
-from twoprong.evaluation.session import Plan
 from twoprong.models.features import Features
 from twoprong.recipe import paper_defense
 from twoprong.results import EvaluationResults, read_results
@@ -171,18 +170,6 @@ def test_the_report_of_a_run_opens_in_a_browser(killed, visit, tmp_path):
         assert found, path
 
 
-def test_a_partial_attack_is_scored_on_its_slots_and_on_the_others(defense, digits):
-    results = tp.evaluate(defense, digits.test[:80], protocol=ITEMS, batch_size=40, count=80).results
-    attack = next(entry for entry in results.attacks if entry.threat_model == "partial")
-    assert not attack.in_worst_case
-    assert all(len(batch.slots) == 4 for batch in attack.batches)
-    found = attack.slots["defense"]
-    whole = attack.subjects["defense"].accuracy
-    assert whole == pytest.approx((found.attacked * 8 + found.others * 72) / 80)
-    assert found.attacked <= found.others
-    assert found.others_clean >= 0.9
-
-
 def test_a_second_bundle_is_attacked_for_itself(defense, digits):
     items = [*ITEMS[:2], Item("evade on against", "adaptive", ITEMS[3].attack, "against")]
     results = tp.evaluate(defense, digits.test[:40], protocol=items, batch_size=40, against=defense).results
@@ -283,22 +270,6 @@ def test_training_images_need_no_labels(defense, digits):
     ).results
     assert "magnet" in results.worst_case
     assert results.run.precision == "bf16"
-
-
-@pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"eps": 0.1}, {"batch_size": 10}, {"keep": True}])
-def test_whatever_decides_a_number_is_in_the_key(defense, digits, change):
-    items = [replace(ITEMS[0], keep=change.get("keep", False))]
-    settings = {"eps": EPS, "batch_size": 20, "seed": 0, "precision": "fp32"} | {
-        k: v for k, v in change.items() if k != "keep"
-    }
-    if "eps" in change:
-        items = [replace(items[0], attack=Noise(eps=change["eps"]))]
-
-    def key(items, settings):
-        return Plan(defense, digits.test[:20], items, norm="linf", count=20, **settings).key
-
-    usual = key([ITEMS[0]], {"eps": EPS, "batch_size": 20, "seed": 0, "precision": "fp32"})
-    assert key(items, settings) != usual
 
 
 def test_results_go_to_a_folder_of_their_own(defense, digits, tmp_path):

@@ -35,6 +35,8 @@ def test_who_is_refused_is_neither_right_nor_fooled():
     assert found.fooled == 0.25
     assert found.accuracy_accepted == 0.5
     assert found.accuracy_accepted_interval == wilson(1, 2)
+    assert found.rejected_interval == wilson(2, 4)
+    assert found.fooled_interval == wilson(1, 4)
     assert found.flagged is None
     assert found.flagged_interval is None
 
@@ -45,6 +47,14 @@ def test_slots_are_told_from_the_others():
     assert found.others == 1.0
     assert found.others_clean == 0.5
     assert found.others_interval == wilson(2, 2)
+
+
+def test_intervals_of_slots_count_every_slot_of_their_kind_once():
+    """Two draws and two batches of four: three slots attacked, five not."""
+    found = slots([entry([2, 0, 2, 2]), entry([2, 0, 0, 2])], [entry([2] * 4), entry([2, 2, 2, 0])], [[0, 1], [0]])
+    assert found.attacked_interval == wilson(2, 3)
+    assert found.others_interval == wilson(3, 5)
+    assert found.others_clean_interval == wilson(4, 5)
 
 
 def test_with_all_slots_attacked_there_are_no_others():
@@ -72,6 +82,17 @@ def test_the_attacker_picks_one_attack_a_batch():
     assert found.per_batch == pytest.approx((2 + 1) / 8)
     assert found.per_sample == pytest.approx((1 + 1) / 8)
     assert found.per_sample <= found.per_batch
+
+
+def test_intervals_of_the_worst_case_count_every_image_once():
+    """Neither once per draw, per attack or per batch."""
+    first, second = entry([2, 0, 0], rejected=[0, 2, 0]), entry([2, 2], rejected=[0, 0])
+    found = worst_case([attack("a", first, second), attack("b", entry([0, 2, 2]), second)], "d")
+    assert found.chosen == ["a", "a"]  # ties go to the first
+    assert found.per_batch_interval == wilson(4, 5)
+    assert found.per_sample_interval == wilson(3, 5)
+    assert found.rejected_interval == wilson(1, 5)
+    assert found.accuracy_accepted_interval == wilson(3, 4)
 
 
 def test_refusing_counts_as_not_fooled_and_is_reported():

@@ -122,10 +122,11 @@ class Plan:
             for item in self.items()
         ]
         both = [one for one in (self.defense, self.against) if one is not None]
+        routes = [[route.kind, route.settings()] for one in both for route in (one.passing, one.flagged)]
         configs = [[one.config.model_dump(mode="json"), one.extractor.source] for one in both]
         made = [FORMAT, REVISION, metadata.version("twoprong"), self.data.images.device.type]
         return fingerprint(
-            self.defense, self.data.images, self.data.labels, *given, settings, attacks, _plain(configs), made
+            self.defense, self.data.images, self.data.labels, *given, settings, attacks, _plain([configs, routes]), made
         )
 
 

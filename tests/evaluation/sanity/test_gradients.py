@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from twoprong.defense import Defense
 from twoprong.evaluation.accelerated import Accelerated
 from twoprong.evaluation.sanity.gradients import check_copy, check_gradients
@@ -44,6 +46,42 @@ def test_a_statistic_that_is_cut_off_is_caught(defense, digits):
     found = check_gradients(Hidden(**vars(defense.parts)), digits.test[:40], EPS, 0)
     assert found.status == "failed"
     assert "statistic" in found.detail
+
+
+class Tampered:
+    """A target with one of its functions replaced."""
+
+    def __init__(self, target, **functions):
+        self.target = target
+        vars(self).update(functions)
+
+    def __getattr__(self, name):
+        return getattr(self.target, name)
+
+
+@pytest.mark.parametrize(("kept", "error"), [(0.1, 9.0), (0.0, 1.0), (-1.0, 2.0)], ids=["a tenth", "none", "uphill"])
+def test_a_statistic_whose_gradient_is_not_its_slope_is_caught(defense, digits, kept, error):
+    """The values are right. Of the gradient only `kept` is there, so the slope is off by 1/kept - 1 of it."""
+
+    def statistic(images, reference=None):
+        whole = defense.statistic(images, reference)
+        return whole.detach() + kept * (whole - whole.detach())
+
+    found = check_gradients(Tampered(defense, statistic=statistic), digits.test[:40], EPS, 0)
+    assert found.status == "failed"
+    assert found.detail.startswith("the statistic's gradient is off by")
+    assert found.values["statistic_error"] == pytest.approx(error, rel=0.2)
+
+
+@pytest.mark.parametrize(("kept", "words"), [(0.1, "are off by"), (0.0, "are zero")])
+def test_routes_whose_gradients_are_not_their_slopes_are_caught(defense, digits, kept, words):
+    def logits(images, *asked):
+        whole = defense.logits(images, *asked)
+        return whole.detach() + kept * (whole - whole.detach())
+
+    found = check_gradients(Tampered(defense, logits=logits), digits.test[:40], EPS, 0)
+    assert found.status == "failed"
+    assert found.detail.count(words) == 2  # one of each route
 
 
 def test_a_copy_in_half_precision_passes_and_one_of_something_else_is_caught(defense, digits):

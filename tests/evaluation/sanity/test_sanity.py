@@ -60,7 +60,7 @@ def test_a_sound_defence_passes_every_check(defense, digits):
     found = checks(defense, digits, protocol())
     assert len(found) == 12
     assert set(found.values()) <= {"passed", "not converged"}
-    assert found["gradients"] == found["large budget"] == found["broken pipeline"] == "passed"
+    assert found.gradients == found["large budget"] == found["broken pipeline"] == "passed"
 
 
 def test_gradients_cut_by_detach_are_caught(defense, digits):
@@ -71,7 +71,7 @@ def test_gradients_cut_by_detach_are_caught(defense, digits):
     cut = like(defense, Defense)
     cut.flagged = Cut(**cut.flagged.networks(), **cut.flagged.settings())
     found = checks(cut, digits, [*SHORT, Item("route", "adaptive", RouteAttack(eps=EPS, steps=2))])
-    assert found["gradients"] == "failed"
+    assert found.gradients == "failed"
 
 
 def test_a_classifier_without_gradients_is_caught_and_the_rest_goes_on(defense, digits):
@@ -114,7 +114,7 @@ def test_a_quantising_step_is_caught(defense, digits):
 
     classifier = Quantised(copy.deepcopy(defense.classifier))
     found = checks(around(defense, classifier), digits, SHORT)
-    assert found["gradients"] == "failed"
+    assert found.gradients == "failed"
 
 
 def test_a_defence_that_reads_the_label_is_caught(defense, digits):
@@ -149,8 +149,23 @@ def test_a_defence_that_knows_the_test_images_is_caught(defense, digits):
 
         decide = forward
 
-    found = checks(like(defense, Memory), digits, protocol()[:3])
-    assert found["same object"] == "failed"
+    batch = digits.test[:40]
+    attacked = PGD(eps=EPS)(defense.classifier, batch.images, batch.labels).images
+    assert probes.consistent(defense, [batch.images, attacked], 0).status == "passed"
+    assert probes.consistent(like(defense, Memory), [batch.images, attacked], 0).status == "failed"
+
+
+@pytest.mark.parametrize(("hidden", "words"), [(False, "at 2x the budget"), (True, "could not run")])
+def test_a_broken_pipeline_that_does_not_break_is_caught(defense, digits, hidden, words):
+    """The classifier answers as before and hides its gradient: an attack that leaves this standing says nothing."""
+    batch = digits.test[:20]
+    masked = copy.deepcopy(defense)
+    masked.classifier.register_forward_pre_hook(lambda _, given: given[0].detach() + (0 if hidden else 0 * given[0]))
+    assert probes.broken(defense, batch, EPS, "linf", 0, bare=0.0).status == "passed"
+    found = probes.broken(masked, batch, EPS, "linf", 0, bare=0.0)
+    assert found.status == "failed"
+    assert words in found.detail
+    assert probes.broken(masked, batch, EPS, "linf", 0, bare=0.5).status == "not applicable"
 
 
 def test_an_attack_of_one_step_is_caught(defense, digits):

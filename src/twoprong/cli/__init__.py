@@ -17,7 +17,7 @@ from twoprong.cli.arguments.evaluate import EvaluateArguments
 from twoprong.cli.arguments.fit import FitArguments
 from twoprong.cli.arguments.inspect import InspectArguments
 from twoprong.cli.arguments.reproduce import ReproduceArguments
-from twoprong.cli.command import command
+from twoprong.cli.lazy import command
 from twoprong.cli.output import err, out, set_up_logging
 from twoprong.errors import TwoprongError
 
@@ -49,8 +49,8 @@ def twoprong(
     set_up_logging()
 
 
-for name, arguments in COMMANDS.items():
-    app.command(name)(command(name, arguments))
+for name, kind in COMMANDS.items():
+    app.command(name)(command(name, kind))
 
 
 def main() -> None:

@@ -1,9 +1,8 @@
 """What may be chosen about a reproduction, beside the table, the scale, the images and the place of the results."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from torch import nn
 
@@ -24,7 +23,7 @@ class ReproduceOptions:
     images: int | None = None  # how many are attacked; None: as the scale says
     classifier: str | None = None  # protected instead of the paper's
     trained: Callable[[str], nn.Module] | None = None  # gives it ready-made
-    surrogates: Mapping[str, nn.Module] = MappingProxyType({})  # classifiers that attacks are transferred from, ready-made
+    surrogates: Mapping[str, nn.Module] = field(default_factory=dict)  # whose attacks are transferred, ready-made
     held_out: Labelled | None = None  # images that the given classifier was not trained on
     seed: int = 0
     precision: Precision = "fp32"  # of training and attacks; scores are fp32

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from twoprong.data.tensors import Labelled
 from twoprong.defense import Defense
-from twoprong.report.figures import picture
 from twoprong.seeds import generator
 
 SHOWN = 8  # images a strip
@@ -17,6 +16,8 @@ SHOWN = 8  # images a strip
 @torch.no_grad()
 def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], seed: int) -> list[dict[str, Any]]:
     """The `pictures` part of results.json: the first images of the first batch under every attack, and their labels."""
+    from twoprong.report.figures import picture  # only who makes pictures pays for the import
+
     found = []
     for name, images in attacked.items():
         bad = images[:SHOWN].to(clean.images.device)

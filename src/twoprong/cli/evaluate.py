@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from twoprong.bundle import read_manifest
+from twoprong.card import protected
 from twoprong.cli.arguments.evaluate import EvaluateArguments
 from twoprong.cli.attack import number
 from twoprong.cli.classifier import Training, get_classifier, get_defense, get_trained
@@ -79,7 +80,7 @@ def evaluate(given: EvaluateArguments) -> None:
 
 def _needs(bundle: Path) -> bool:
     """Whether a bundle comes without its classifier."""
-    return bool(read_manifest(bundle)["classifier"]["spec"] is None)
+    return protected(read_manifest(bundle))["spec"] is None
 
 
 def _surrogate(

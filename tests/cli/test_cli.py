@@ -11,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import twoprong as tp
+from twoprong.bundle import FORMAT
 from twoprong.seeds import generator
 
 FAST = """
@@ -89,7 +90,7 @@ def test_inspect_shows_and_prints_the_manifest(fitted):
     shown = twoprong("inspect", "bundle", cwd=folder)
     assert shown.returncode == 0
     assert "all files verified" in shown.stdout
-    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == 2
+    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == FORMAT
 
 
 def test_inspect_of_a_damaged_bundle_is_one_line_that_names_the_file(fitted, tmp_path):

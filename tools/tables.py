@@ -22,7 +22,7 @@ from published import Published, PublishError, Run, add, belongs, read
 
 PAGES = ("README.md", "docs/reproduce.md")
 REGION = re.compile(r"<!-- table: (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
-PAPER = (  # the order of twoprong.reproduce.tables, which needs torch to be imported
+PAPER = (  # as in twoprong.names, which need not be installed here
     *("table1-linf", "table1-l2", "imagenet", "transfer", "batch-size", "mixed", "bpda"),
     *("threshold", "alpha", "noise", "two-pronged", "compute", "with-at"),
 )

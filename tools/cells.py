@@ -15,13 +15,18 @@ def origin(run: Run, base: str) -> str:
     made, how = run.results["made_with"], run.results["run"]
     text = f"[`results/{run.name}`]({base}results/{run.name}/results.md), by `{how['command']}` (commit {run.commit}; "
     text += f"{made['device']}, torch {made['torch']}, {how['precision']}, seed {how['seed']})."
+    return text + caveat(run)
+
+
+def caveat(run: Run) -> str:
+    """What a run's own checks say against its numbers, with a space before it; nothing if they passed."""
     checks = run.results.get("sanity", ())  # a reproduction has none
     if not run.results.get("reliable", True):
         failed = ", ".join(check["name"] for check in checks if check["status"] == "failed")
-        return f"{text} **UNRELIABLE: failed checks ({failed}); do not quote these numbers.**"
+        return f" **UNRELIABLE: failed checks ({failed}); do not quote these numbers.**"
     if any(check["status"] == "not converged" for check in checks):
-        return f"{text} Not every attack had converged: read its accuracies as upper bounds."
-    return text
+        return " Not every attack had converged: read its accuracies as upper bounds."
+    return ""
 
 
 def refused(name: str, worst: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cells import budget, percent
+from cells import budget, caveat, percent
 from cells import table as markdown_table
 from published import Run
 
@@ -57,7 +57,7 @@ def withstands(run: Run) -> str:
     said = (
         f"Accuracy of `{run.results['defense']['classifier']}` on `{made['data']}`: {made['images']:,} images "
         f"({clean['images']:,} in the first row),\nbatches of {made['batch_size']}, "
-        f"budget {budget(made['eps'], made['norm'])}, protocol `{made['protocol']}`, 95 % interval in brackets."
+        f"budget {budget(made['eps'], made['norm'])}, protocol `{made['protocol']}`, 95 % interval in brackets.{caveat(run)}"
     )
     return f"{markdown_table(head, lines)}\n\n{said}"
 

@@ -120,7 +120,8 @@ def _subjects(run: Run, base: str) -> str:
 def _headline(runs: Sequence[Run], base: str) -> str:
     """One row per evaluation, and under the table where each comes from."""
     others = [name for name in _ordered(name for run in runs for name in run.results["worst_case"]) if name != "defense"]
-    head = ["defence", "classifier", "budget", "protocol", "images", "clean, bare / defended", "the paper's attack leaves"]
+    head = ["defence", "protocol", "budget", "worst case (95 %)", "clean, bare / defended", "the paper's attack leaves"]
+    head += [f"worst case, `{name}`" for name in others] + ["classifier", "images"]
     rows = []
     for run in runs:
         clean, worst, made = run.results["clean"]["subjects"], run.results["worst_case"], run.results["run"]
@@ -132,21 +133,20 @@ def _headline(runs: Sequence[Run], base: str) -> str:
         rows.append(
             [
                 escaped(run.title),
-                escaped(run.results["defense"]["classifier"]),
-                budget(made["eps"], made["norm"]),
                 f"`{made['protocol']}`",
-                f"{made['images']:,}",
+                budget(made["eps"], made["norm"]),
+                f"**{left(worst['defense'])}**",
                 f"{percent(clean['bare']['accuracy'])} / {percent(clean['defense']['accuracy'])} "
                 f"of {run.results['clean']['images']:,}",
                 percent(min(paper)) if paper else "–",
-                f"**{left(worst['defense'])}**",
                 *(
                     percent(worst[name]["per_batch"]) + refused(name, worst[name]) if name in worst else "–"
                     for name in others
                 ),
+                escaped(run.results["defense"]["classifier"]),
+                f"{made['images']:,}",
             ]
         )
-    head += ["worst case (95 %)", *(f"worst case, `{name}`" for name in others)]
     return f"{table(head, rows)}\n\n" + "\n".join(f"- {escaped(run.title)}: {origin(run, base)}" for run in runs)
 
 

@@ -4,26 +4,25 @@ import torch
 
 from benchmarks.timing import medians
 from twoprong.config import DetectorConfig, FitConfig
-from twoprong.defense import Defense
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features
 from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
-from twoprong.recipe import sample
+from twoprong.recipe import paper_defense, sample
 
 
 def run() -> str:
     """ResNet-18, 32×32, CPU. Weights are random: the time does not depend on them. Reference of the default 500 images."""
     draw = torch.Generator().manual_seed(0)
-    config = FitConfig(detector=DetectorConfig(threshold=1e9))  # every batch takes the clean route
+    config = FitConfig(detector=DetectorConfig(threshold=1e9))  # every batch passes
     classifier = channels_last(build("resnet18", 10, 3)).eval().requires_grad_(False)
     extract = Features(classifier)
     reference = sample(extract, torch.rand(config.splits.reference, 3, 32, 32, generator=draw))
     detector = Detector(DeepKernel.from_median(reference), reference, config.detector.permutations)
     detector.calibrate(reference, config.detector, seed=0)
-    defense = Defense(classifier, detector, DUNet(), config)
+    defense = paper_defense(classifier, extract, detector, DUNet(), config)
     batch = torch.rand(100, 3, 32, 32, generator=draw).to(memory_format=torch.channels_last)
     with torch.no_grad():
         seconds = medians({"bare": lambda: classifier(batch), "defended": lambda: defense(batch)}, rounds=15)

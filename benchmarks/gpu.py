@@ -18,6 +18,7 @@ from twoprong.config import DenoiserConfig, DetectorConfig, FitConfig
 from twoprong.defense import Defense
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.evaluation.accelerated import Accelerated
 from twoprong.models.dunet import DUNet
 from twoprong.models.fast import compiled, fast
 from twoprong.models.features import Features
@@ -25,7 +26,7 @@ from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
 from twoprong.purify.loss import add_noise
 from twoprong.purify.train import objective
-from twoprong.recipe import sample
+from twoprong.recipe import paper_defense, sample
 from twoprong.seeds import generator, initialised
 
 TARGETS = {"train": 33.0, "attack": 100.0, "flagged": 3.5, "ratio": 1.15}
@@ -67,7 +68,7 @@ def make_defense(name: str, threshold: float) -> Defense:
     seen = sample(Features(classifier), reference)
     detector = Detector(DeepKernel.from_median(seen).cuda().requires_grad_(False), seen)
     detector.calibrate(seen, DetectorConfig(threshold=threshold), 0)
-    return Defense(classifier, detector.cuda(), denoiser, FitConfig())
+    return paper_defense(classifier, Features(classifier), detector.cuda(), denoiser, FitConfig())
 
 
 def training_step(defense: Defense, bf16: bool) -> Callable[[], object]:
@@ -75,12 +76,12 @@ def training_step(defense: Defense, bf16: bool) -> Callable[[], object]:
     images = torch.rand(500, 3, 32, 32, device="cuda")
     labels = torch.randint(10, (500,), device="cuda")
     denoiser = channels_last(DUNet(3).cuda()).train()
-    features = Features(fast(defense.classifier)) if bf16 else defense.features
+    features = Features(fast(defense.classifier)) if bf16 else defense.extractor
     config = DenoiserConfig()
     loss_of = objective(
         denoiser, features, defense.detector.kernel, config, "bf16" if bf16 else "fp32", compiled if bf16 else None
     )
-    clean = Sample(images, sample(defense.features, images).features)
+    clean = Sample(images, sample(defense.extractor, images).features)
     optimiser = torch.optim.Adam(denoiser.parameters(), lr=1e-3, fused=True)
     draw = generator(0, "noise", device="cuda")
 
@@ -98,7 +99,7 @@ def attack_step(defense: Defense) -> Callable[[], object]:
     images = torch.rand(100, 3, 32, 32, device="cuda")
     labels = torch.randint(10, (100,), device="cuda")
     draw = generator(0, "attack", device="cuda")
-    return lambda: loss_gradient(defense, images, labels, cross_entropy, draw, "denoise", 20)
+    return lambda: loss_gradient(defense, images, labels, cross_entropy, draw, "flagged", 20)
 
 
 def main() -> None:
@@ -114,7 +115,7 @@ def main() -> None:
     )
     print("| work | exact, ms | fast, ms | target | TFLOP/s | of the matrix rate |\n|---|---|---|---|---|---|")
     flagging, passing = make_defense(name, -10.0), make_defense(name, 10.0)
-    quick, quick_passing = flagging.accelerated(), passing.accelerated()
+    quick, quick_passing = Accelerated(flagging), Accelerated(passing)
     batch = torch.rand(100, 3, 32, 32, device="cuda")
 
     def row(work: str, exact: Callable[[], object], hurried: Callable[[], object], target: float, rounds: int) -> None:

@@ -3,6 +3,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 import twoprong as tp
 from twoprong.bundle import BLANK, _digest, read_manifest
 from twoprong.errors import BundleError
+from twoprong.models.features import Features
 from twoprong.models.zoo import build
 from twoprong.storage import load_tensors
 
@@ -95,11 +97,31 @@ def test_a_truncated_file_is_refused_by_name(bundle):
         tp.load(bundle)
 
 
-@pytest.mark.parametrize("version", [0, 3, "1", None])
+@pytest.mark.parametrize("version", [0, 4, "1", None])
 def test_a_foreign_format_version_is_refused(bundle, version):
     sign(bundle, format=version)
-    with pytest.raises(BundleError, match=r"manifest\.json: format .*reads formats 1 and 2"):
+    with pytest.raises(BundleError, match=r"manifest\.json: format .*reads formats 1, 2, 3"):
         tp.load(bundle)
+
+
+def downgrade(bundle: Path, version: int, **changes) -> None:
+    """The manifest as formats 1 and 2 had it: the classifier and the features by themselves, no list of parts."""
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    parts = manifest.pop("parts")
+    entry = {key: value for key, value in parts["networks"]["classifier"].items() if key != "kind"}
+    manifest |= {"format": version, "classifier": entry, "features": parts["extractor"]["features"]}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    sign(bundle, **changes)
+
+
+def test_a_bundle_of_format_2_is_read_as_ever(defense, bundle, digits):
+    downgrade(bundle, 2)
+    loaded, batch = tp.load(bundle), digits.test.images[:50]
+    for name, tensor in defense.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert loaded.flagged.settings() == defense.flagged.settings()
+    assert loaded(batch).statistic == defense(batch).statistic
+    assert read_manifest(bundle)["parts"]["flagged"]["kind"] == "denoiser"
 
 
 def test_a_bundle_of_format_1_is_read_as_ever(defense, bundle):
@@ -109,7 +131,7 @@ def test_a_bundle_of_format_1_is_read_as_ever(defense, bundle):
         save_file(tensors, file, metadata={"json": "{}"})
     config = json.loads((bundle / "manifest.json").read_text())["config"]
     del config["kernel"]["projections"], config["denoiser"]["guide"], config["denoiser"]["noise"]  # which there were not
-    sign(bundle, format=1, config=config)
+    downgrade(bundle, 1, config=config)
     loaded = tp.load(bundle)
     assert loaded.config.kernel.projections == (0,)
     assert (loaded.config.denoiser.guide, loaded.config.denoiser.noise) == ("detector", "symmetric")
@@ -123,7 +145,7 @@ def test_pixels_and_half_precision_weights_take_little_room(defense, original, t
     assert stored.dtype == torch.float16
     assert torch.equal(stored.float(), defense.detector.reference_pixels)
     rounded = copy.deepcopy(defense)
-    for tensor in rounded.denoiser.state_dict().values():
+    for tensor in rounded.flagged.denoiser.state_dict().values():
         tensor.copy_(tensor.half() if tensor.is_floating_point() else tensor)
     rounded.save(tmp_path / "rounded")
     sizes = [(path / "denoiser.safetensors").stat().st_size for path in (tmp_path / "rounded", original)]
@@ -242,16 +264,17 @@ def test_a_bundle_can_be_loaded_and_used_in_inference_mode(defense, original, di
 
 
 def test_features_of_several_layers_come_back(defense, digits, tmp_path):
-    saved = tp.Defense(defense.classifier, defense.detector, defense.denoiser, defense.config, ("hidden",))
+    saved = tp.Defense(**vars(replace(defense.parts, extractor=Features(defense.classifier, ("hidden",)))))
     saved.save(tmp_path / "bundle")
     loaded = tp.load(tmp_path / "bundle")
-    assert loaded.features.source == ("hidden",)
+    assert loaded.extractor.source == ("hidden",)
     assert loaded(digits.test.images[:20]).statistic == saved(digits.test.images[:20]).statistic
 
 
 @pytest.mark.parametrize("named", [[], 3, [["hidden"]], ["hidden", 3]])
 def test_features_that_are_no_names_are_refused(bundle, named):
-    sign(bundle, features=named)
+    parts = json.loads((bundle / "manifest.json").read_text())["parts"]
+    sign(bundle, parts=parts | {"extractor": parts["extractor"] | {"features": named}})
     with pytest.raises(BundleError, match=r"manifest\.json: features: expected a layer's name or a list of names"):
         tp.load(bundle)
 

@@ -1,5 +1,6 @@
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import nn
 from twoprong.attacks import PGD
 from twoprong.defense import Defense
 from twoprong.errors import InputError
+from twoprong.models.features import Features
+from twoprong.routes import Denoised
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +20,7 @@ def attacked(classifier, digits):
 
 def with_policy(defense, policy):
     config = defense.config.model_copy(update={"on_small_batch": policy})
-    return Defense(defense.classifier, defense.detector, defense.denoiser, config)
+    return Defense(**vars(replace(defense.parts, config=config)))
 
 
 def test_a_clean_batch_gets_the_classifiers_own_logits_and_images(defense, classifier, digits):
@@ -32,7 +35,7 @@ def test_a_clean_batch_gets_the_classifiers_own_logits_and_images(defense, class
 
 def test_an_adversarial_batch_goes_through_noise_and_denoiser(defense, classifier, attacked):
     decision = defense(attacked, torch.Generator().manual_seed(1))
-    expected = defense.denoise(attacked, torch.Generator().manual_seed(1))
+    expected = defense.restored(attacked, generator=torch.Generator().manual_seed(1))
     assert decision.adversarial
     assert decision.statistic >= decision.threshold
     assert torch.equal(decision.images, expected)
@@ -63,18 +66,17 @@ def test_noise_is_new_for_every_call_unless_a_generator_is_given(defense, attack
 
 
 def test_draws_are_as_many_as_asked_for_where_there_is_noise_and_one_where_there_is_none(defense, attacked):
-    calm = defense.config.denoiser.model_copy(update={"sigma": 0.0})
-    config = defense.config.model_copy(update={"denoiser": calm})
-    quiet = Defense(defense.classifier, defense.detector, defense.denoiser, config)
-    lengths = {one: [len(one.logits(attacked, route, 3)) for route in ("clean", "denoise")] for one in (defense, quiet)}
+    calm = Denoised(defense.classifier, defense.flagged.denoiser, sigma=0.0)
+    quiet = Defense(**vars(replace(defense.parts, flagged=calm)))
+    lengths = {one: [len(one.logits(attacked, route, 3)) for route in ("passing", "flagged")] for one in (defense, quiet)}
     assert lengths == {defense: [1, 3], quiet: [1, 1]}
 
 
-def test_statistic_and_denoise_have_gradients_in_the_images(defense, attacked):
+def test_statistic_and_flagged_route_have_gradients_in_the_images(defense, attacked):
     images = attacked.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(defense.statistic(images), images)
     assert gradient.abs().sum() > 0
-    route = defense.classifier(defense.denoise(images, torch.Generator().manual_seed(0))).sum()
+    route = defense.classified(defense.restored(images, generator=torch.Generator().manual_seed(0))).sum()
     (gradient,) = torch.autograd.grad(route, images)
     assert gradient.abs().sum() > 0
 
@@ -132,10 +134,10 @@ def test_bad_batches_get_a_clear_error(defense, images, message):
         defense(images)
 
 
-def test_a_classifier_without_a_linear_layer_is_refused(defense):
+def test_a_classifier_without_a_linear_layer_is_refused():
     convolutional = nn.Sequential(nn.Conv2d(1, 10, 8), nn.Flatten())
     with pytest.raises(InputError, match="expected a classifier with a Linear layer"):
-        Defense(convolutional, defense.detector, defense.denoiser, defense.config)
+        Features(convolutional)
 
 
 def test_in_an_autocast_region_networks_are_in_half_precision_and_statistics_are_not(defense, digits):
@@ -148,7 +150,7 @@ def test_in_an_autocast_region_networks_are_in_half_precision_and_statistics_are
         with torch.autocast("cpu", torch.bfloat16):
             coarse = defense(batch)
             gram = defense.detector.kernel(defense.detector.reference, defense.detector.reference)
-            through = defense.logits(batch, "denoise", 2)
+            through = defense.logits(batch, "flagged", 2)
     finally:
         hook.remove()
     assert set(seen) == {torch.bfloat16}

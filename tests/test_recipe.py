@@ -56,9 +56,9 @@ def guided_by(config, guide, **kernel):
 def test_the_denoiser_is_guided_by_the_kernel_as_it_starts_or_by_the_detectors(classifier, digits, small_config):
     learned = [tp.fit(classifier, digits.train, config=guided_by(small_config, guide)) for guide in ("median", "detector")]
     assert fingerprint(learned[0].detector) == fingerprint(learned[1].detector)
-    assert fingerprint(learned[0].denoiser) != fingerprint(learned[1].denoiser)
+    assert fingerprint(learned[0].flagged.denoiser) != fingerprint(learned[1].flagged.denoiser)
     unlearned = tp.fit(classifier, digits.train, config=guided_by(small_config, "detector", epochs=0, projections=(0,)))
-    assert fingerprint(unlearned.denoiser) == fingerprint(learned[0].denoiser)
+    assert fingerprint(unlearned.flagged.denoiser) == fingerprint(learned[0].flagged.denoiser)
 
 
 @pytest.mark.parametrize("epoch", [1, 3])

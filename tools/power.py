@@ -10,6 +10,7 @@ import io
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,11 @@ def with_kernel(defense: tp.Defense, data: ImageData, config: FitConfig, setting
     """The defence with a kernel learned by other settings on the images that its own was learned on."""
     parts = split(data.train, config.splits, config.seed)
     hard = craft(defense.classifier, parts.kernel, config.attack)
-    clean, adversarial = (sample(defense.features, images) for images in (parts.kernel.images, hard))
+    clean, adversarial = (sample(defense.extractor, images) for images in (parts.kernel.images, hard))
     kernel = fit_kernel(clean, adversarial, config.kernel.model_copy(update=settings), config.seed)
     detector = Detector(kernel, defense.detector.reference, config.detector.permutations)
-    detector.calibrate(sample(defense.features, parts.calibration.images), config.detector, config.seed)
-    return tp.Defense(defense.classifier, detector, defense.denoiser, config, defense.features.source)
+    detector.calibrate(sample(defense.extractor, parts.calibration.images), config.detector, config.seed)
+    return tp.Defense(**vars(replace(defense.parts, detector=detector, config=config, about={})))
 
 
 def _width(defense: tp.Defense) -> int:

@@ -42,7 +42,7 @@ def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = M
     if torch.isin(image_digests(test.images), known).any():
         raise InputError(f"{bundle}: test images are in its reference, or it was calibrated on them; fit on others")
     with torch.no_grad():
-        for name, value in floats(defense.denoiser):
+        for name, value in floats(defense.flagged.denoiser):
             value.copy_(value.half())
             if not value.isfinite().all():
                 raise InputError(f"{bundle}: the denoiser's {name} has numbers too large for half precision")

@@ -1,6 +1,6 @@
 """The model card that travels with a bundle: what it is, what it was made from, what it does not withstand."""
 
-from typing import Any
+from typing import Any, cast
 
 CARD = """# twoprong bundle
 
@@ -27,14 +27,25 @@ then classified without the denoiser, and one who differentiates through noise a
 """
 
 
+def protected(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest says of the protected classifier."""
+    parts = manifest["parts"]
+    return cast(dict[str, Any], parts["networks"][parts["passing"]["networks"]["classifier"]])
+
+
+def classifier_name(manifest: dict[str, Any]) -> str:
+    entry = protected(manifest)
+    return str(entry["spec"]["name"]) if entry["spec"] else f"{entry['type']} (not in the bundle)"
+
+
 def model_card(manifest: dict[str, Any]) -> str:
     """The card as Markdown, from the manifest that goes beside it; measured results are those in `about`."""
     config, about, image = manifest["config"], manifest["about"], manifest["preprocessing"]
-    spec, detector = manifest["classifier"]["spec"], config["detector"]
+    detector = config["detector"]
     sizes = [row["batch_size"] for row in manifest["thresholds"]]
     return CARD.format(
         fitted=about.get("fitted", "on an unknown date"),
-        classifier=spec["name"] if spec else f"{manifest['classifier']['type']} (not in the bundle)",
+        classifier=classifier_name(manifest),
         classes=", ".join(about.get("classes", [])) or "unnamed",
         data=about.get("data", "unnamed"),
         splits=", ".join(f"{name} {count:,}" for name, count in about.get("split_sizes", {}).items()) or "not recorded",

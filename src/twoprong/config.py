@@ -39,6 +39,7 @@ Share = Annotated[Number, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 SmallBatchPolicy = Literal["denoise", "classify", "error"]
 Estimator = Literal["u", "v"]  # of MMD²: unbiased, biased
+NoiseLaw = Literal["symmetric", "clamped"]  # clamped to [0, 1] before it is added: what the authors' code does
 
 
 class Settings(BaseModel):
@@ -129,7 +130,7 @@ class DenoiserConfig(Settings):
     )  # shares of the epochs: lr falls to a tenth
     alpha: Annotated[Number, Field(ge=0)] = 1e-2
     sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
-    noise: Literal["symmetric", "clamped"] = "symmetric"  # clamped to [0, 1] before it is added: what the authors' code does
+    noise: NoiseLaw = "symmetric"
     estimator: Estimator = "u"  # of MMD in the loss: the paper's, unbiased, or the authors' code's, biased
     # The kernel in the loss: the paper's at the median distances, not learned, or the detector's, which on photographs has
     # learned to look past the pixels and guides to worse ones.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from twoprong.attacks.base import evaluating
 from twoprong.attacks.craft import craft
 from twoprong.checkpoint import Checkpoint
 from twoprong.config import FitConfig
@@ -21,12 +20,15 @@ from twoprong.detect.detector import Detector
 from twoprong.detect.fit import fit_kernel
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.errors import InputError
+from twoprong.models.dunet import DUNet
 from twoprong.models.fast import fast
 from twoprong.models.features import Features, FeatureSource
+from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision, compiler_for
 from twoprong.models.train import train_classifier
 from twoprong.progress import Progress, silent
 from twoprong.purify.train import train_denoiser
+from twoprong.routes import Denoised, Direct
 from twoprong.storage import fingerprint
 
 CHECKPOINTS = "checkpoints"  # the sub-directory of the working directory that is ours to delete
@@ -40,7 +42,7 @@ def fit(
     labels: Tensor | None = None,
     config: FitConfig | None = None,
     *,
-    features: FeatureSource = None,
+    features: FeatureSource | Features = None,
     held_out: Labelled | Dataset[Any] | DataLoader[Any] | None = None,
     work: str | PathLike[str] | None = None,
     resume: bool = False,
@@ -52,16 +54,18 @@ def fit(
     `classifier` maps images in [0,1] to logits (normalisation inside). `images` are clean: tensors with `labels`, or a
     Dataset or DataLoader of (image, label). Reference and calibration images should be unseen by the classifier, or fresh
     images will look different from them: give such images as `held_out` where `images` are its training set.
-    `features` overrides config.detector.features and may be a callable. With `work`, crafted examples and checkpoints go
-    to that directory and `resume=True` continues a killed run to the same result. The classifier keeps its weights and is in
-    eval mode afterwards. With `precision="bf16"` crafting and the denoiser's training compute in it, compiled on a GPU; the
-    kernel, the test and the features it sees stay in float32.
+    `features` overrides config.detector.features; it may be a callable, or another network's extractor (`Features(net)`).
+    With `work`, crafted examples and checkpoints go to that directory and `resume=True` continues a killed run to the same
+    result. The classifier keeps its weights and is in eval mode afterwards. With `precision="bf16"` crafting and the
+    denoiser's training compute in it, compiled on a GPU; the kernel, the test and the features it sees stay in float32.
     """
     config = config or FitConfig()
-    extract = Features(classifier, config.detector.features if features is None else features)
+    extract = seen = _extractor(classifier, config.detector.features if features is None else features)
+    if extract.classifier is not classifier:  # what the denoiser learns from: the classifier's logits, the test's features
+        seen = Features(classifier, lambda images: extract(images)[1])
     data = as_labelled(images, labels)
-    with evaluating(classifier):
-        _check_classifier(extract, data)
+    with evaluating(classifier), evaluating(extract):
+        _check_classifier(seen, data)
         unseen = None if held_out is None else as_labelled(held_out)
         if unseen is not None and unseen.images.shape[1:] != data.images.shape[1:]:
             raise InputError(
@@ -71,23 +75,22 @@ def fit(
         parts = split(data, config.splits, config.seed, unseen)
         folder = None if work is None else Path(work)
 
-        quick = extract
-        if precision == "bf16" and (extract.source is None or callable(extract.source)):
-            quick = Features(fast(classifier, compiler_for(precision, data.images)), extract.source)
-        hard = craft(quick.classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
-        clean_sample, hard_sample = sample(extract, parts.kernel.images), sample(extract, hard)
-        kernel = guide = fit_kernel(clean_sample, hard_sample, config.kernel, config.seed, progress)
+        quick = seen
+        if precision == "bf16" and (seen.source is None or callable(seen.source)):
+            quick = Features(fast(classifier, compiler_for(precision, data.images)), seen.source)
+        attacked = craft(quick.classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
+        clean_sample = sample(extract, parts.kernel.images)
+        kernel = guide = fit_kernel(clean_sample, sample(extract, attacked), config.kernel, config.seed, progress)
         if config.denoiser.guide == "median":
-            guide = DeepKernel.from_median(clean_sample, config.kernel.beta0).to(hard.device).requires_grad_(False)
+            guide = DeepKernel.from_median(clean_sample, config.kernel.beta0).to(attacked.device).requires_grad_(False)
 
-        hard = craft(quick.classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
-        clean_sample = sample(extract, parts.denoiser.images)
-        settings = [config.denoiser.model_dump(), config.seed, hard.device.type, precision]
-        key = fingerprint(guide, classifier, hard, parts.denoiser.labels, settings)
+        to_denoise = craft(quick.classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
+        settings = [config.denoiser.model_dump(), config.seed, to_denoise.device.type, precision]
+        key = fingerprint(guide, classifier, to_denoise, parts.denoiser.labels, settings)
         checkpoint = Checkpoint(None if folder is None else folder / CHECKPOINTS / "denoiser.safetensors", key, resume)
         denoiser = train_denoiser(
-            clean_sample,
-            hard,
+            sample(extract, parts.denoiser.images),
+            to_denoise,
             parts.denoiser.labels,
             quick,
             guide,
@@ -108,7 +111,20 @@ def fit(
         "split_sizes": sizes,
         "split_hashes": parts.hashes(),
     }
-    return Defense(classifier, detector, denoiser, config, extract.source, about)
+    return paper_defense(classifier, extract, detector, denoiser, config, about)
+
+
+def paper_defense(
+    classifier: nn.Module,
+    extractor: Features,
+    detector: Detector,
+    denoiser: DUNet,
+    config: FitConfig,
+    about: dict[str, Any] | None = None,
+) -> Defense:
+    """The paper's mode: what passes goes to the classifier, what is flagged through noise and denoiser first."""
+    flagged = Denoised(classifier, denoiser, config.denoiser.sigma, config.denoiser.noise)
+    return Defense(extractor, detector, Direct(classifier), flagged, config, about)
 
 
 def train_named(
@@ -136,6 +152,10 @@ def train_named(
 def sample(extract: Features, images: Tensor, size: int = 500) -> Sample:
     """What the kernel sees of any number of images, in chunks of `size`."""
     return Sample(images, torch.cat([extract(chunk)[1] for chunk in images.split(size)]))
+
+
+def _extractor(classifier: nn.Module, features: FeatureSource | Features) -> Features:
+    return features if isinstance(features, Features) else Features(classifier, features)
 
 
 @torch.no_grad()

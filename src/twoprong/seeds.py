@@ -5,6 +5,7 @@ A step's stream does not depend on what ran before it, so an interrupted run can
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,11 @@ def derive(seed: int, *name: object) -> int:
 def generator(seed: int, *name: object, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator for the step called `name`."""
     return torch.Generator(device=device).manual_seed(derive(seed, *name))
+
+
+def from_system(device: torch.device | str = "cpu") -> torch.Generator:
+    """A fresh generator that nobody can foresee, for the noise of a deployed defence."""
+    return torch.Generator(device=device).manual_seed(int.from_bytes(os.urandom(8), "little") >> 1)
 
 
 @contextmanager

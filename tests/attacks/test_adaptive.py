@@ -1,5 +1,7 @@
 """The attacks made for this defence, on a real (small) one: what each promises beyond the contract."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -91,6 +93,7 @@ class TwoPixels:
     """Tested by one pixel; flagged batches are read by another one, the rest is read well whatever it holds."""
 
     coupled = True
+    routes = ("passing", "flagged")
 
     def statistic(self, images, reference=None):
         return images[:, 0, 0, 0].mean() - 0.5
@@ -99,7 +102,7 @@ class TwoPixels:
         return 0.05
 
     def logits(self, images, route=None, draws=1, generator=None):
-        flagged = route == "denoise" or (route is None and self.statistic(images) >= self.threshold(len(images)))
+        flagged = route == "flagged" or (route is None and self.statistic(images) >= self.threshold(len(images)))
         other = images[:, 0, 1, 1] - 0.55 if flagged else torch.full((len(images),), -1.0)
         return torch.stack([torch.zeros_like(other), other], 1)[None]
 
@@ -110,7 +113,7 @@ class TwoPixels:
 
 def test_route_makes_sure_that_the_batch_meets_the_denoiser():
     images, labels = torch.full((8, 1, 4, 4), 0.5), torch.zeros(8, dtype=torch.long)
-    quiet = PGD(eps=0.1).climb(TwoPixels(), images, labels, generator(0, "route"), "denoise").images
+    quiet = PGD(eps=0.1).climb(TwoPixels(), images, labels, generator(0, "route"), "flagged").images
     assert not TwoPixels().decide(quiet).adversarial
     result = RouteAttack(eps=0.1, steps=20)(TwoPixels(), images, labels, generator(0, "route"))
     assert result.flagged
@@ -118,12 +121,8 @@ def test_route_makes_sure_that_the_batch_meets_the_denoiser():
 
 
 def test_route_takes_a_batch_that_is_too_small_to_be_tested(defense, digits):
-    patient = Defense(
-        defense.classifier,
-        defense.detector,
-        defense.denoiser,
-        defense.config.model_copy(update={"on_small_batch": "denoise"}),
-    )
+    config = defense.config.model_copy(update={"on_small_batch": "denoise"})
+    patient = Defense(**vars(replace(defense.parts, config=config)))
     result = RouteAttack(eps=EPS, steps=2)(patient, digits.test.images[:1], digits.test.labels[:1], generator(0, "one"))
     assert result.flagged
 
@@ -138,7 +137,7 @@ class Narrow(TwoPixels):
         return 0.03
 
     def logits(self, images, route=None, draws=1, generator=None):
-        passes = route == "clean" or (route is None and self.statistic(images) < self.threshold(len(images)))
+        passes = route == "passing" or (route is None and self.statistic(images) < self.threshold(len(images)))
         other = images[:, 0, 1, 1] - 0.501 if passes else torch.full((len(images),), -1.0)
         return torch.stack([torch.zeros_like(other), other], 1)[None]
 
@@ -150,7 +149,7 @@ class Narrow(TwoPixels):
         bright[..., 1, 1] = 0.6
         return bright
 
-    purify = witness = None
+    restored = classified = witness = None
 
 
 @pytest.mark.parametrize("attack", [Evade(eps=0.1, steps=1), Match(eps=0.1, steps=1)], ids=["evade", "match"])
@@ -250,8 +249,8 @@ def test_slots_show_the_whole_batch_to_the_test_and_score_their_own(defense, bat
     assert torch.equal(view.whole(mine), whole)
     assert view.statistic(mine) == defense.statistic(whole)
     assert view.threshold(2) == defense.threshold(40)
-    assert torch.allclose(view.logits(mine, "clean"), defense.logits(whole, "clean")[:, slots], atol=1e-4)
-    assert view.logits(mine, "denoise", 3).shape == (3, 2, 10)
+    assert torch.allclose(view.logits(mine, "passing"), defense.logits(whole, "passing")[:, slots], atol=1e-4)
+    assert view.logits(mine, "flagged", 3).shape == (3, 2, 10)
     assert len(view.decide(mine).logits) == 2
 
 

@@ -12,6 +12,7 @@ class Warmth(Plain):
     """Flags a batch by the mean of its pixels; counts how often it is asked."""
 
     coupled = True
+    routes = ("passing", "flagged")
 
     def __init__(self, limit):
         super().__init__(lambda x: x.flatten(1)[:, :4])

@@ -18,6 +18,7 @@ class Together(Plain):
     """A classifier behind a batch test: what a batch looks like on average shifts the logits of all its images."""
 
     coupled = True
+    routes = ("passing", "flagged")
 
     def __init__(self, model):
         super().__init__(model)

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from twoprong.attacks import ATTACKS, FGSM, MMA, NORMS, PGD
-from twoprong.attacks.base import Attack, evaluating
+from twoprong.attacks.base import Attack
 from twoprong.errors import InputError
+from twoprong.models.modes import evaluating
 from twoprong.seeds import generator
 
 EPS = {"linf": 0.1, "l2": 0.9}

@@ -124,6 +124,7 @@ class Together(Plain):
     """A classifier of which a caller may not take a batch apart, and which remembers the batches it saw."""
 
     coupled = True
+    routes = ("passing", "flagged")
 
     def __init__(self, model):
         super().__init__(model)

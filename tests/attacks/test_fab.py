@@ -130,6 +130,7 @@ def test_behind_a_batch_test_the_batch_stays_whole(build_model, batch, norm):
 
     class Together(Plain):
         coupled = True
+        routes = ("passing", "flagged")
 
         def logits(self, images, route=None, draws=1, generator=None):
             sizes.append(len(images))

@@ -119,6 +119,7 @@ def test_behind_a_batch_test_a_batch_is_accepted_whole(build_model, batch, norm)
 
     class Together(Plain):
         coupled = True
+        routes = ("passing", "flagged")
 
         def logits(self, images, route=None, draws=1, generator=None):
             offered.append(images)

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from twoprong.attacks.pgd import PGD
-from twoprong.attacks.target import Counted, Plain, Target, as_target, modules_of
+from twoprong.attacks.target import Counted, Plain, Target, as_target
 from twoprong.detect.kernel import Sample
+from twoprong.models.modes import modules_of
 from twoprong.seeds import generator
 
 N = 40
@@ -17,6 +18,7 @@ class Noisy:
     """A target whose logits have noise on them, a fresh one for each draw."""
 
     coupled = False
+    routes = ("passing",)
     colour = "blue"
 
     def logits(self, images, route=None, draws=1, generator=None):
@@ -38,7 +40,7 @@ def test_a_plain_classifier_has_one_route_one_draw_and_no_test(build_model, batc
     target = Plain(model)
     assert isinstance(target, Target)
     assert not target.coupled
-    for logits in (target.logits(images), target.logits(images, "denoise", 7), target.logits(images, "clean")):
+    for logits in (target.logits(images), target.logits(images, "flagged", 7), target.logits(images, "passing")):
         assert torch.equal(logits, model(images)[None])
     outcome = target.decide(images)
     assert torch.equal(outcome.logits, model(images))
@@ -66,7 +68,7 @@ def test_the_modules_behind_a_target_are_found(build_model, defense):
     assert modules_of(Plain(model)) == list(model.modules()) == modules_of(model)
     assert modules_of(Plain(model.forward)) == []
     assert modules_of(Noisy()) == []
-    assert defense.denoiser in modules_of(defense)
+    assert defense.flagged.denoiser in modules_of(defense)
 
 
 def test_counted_counts_images_as_often_as_they_are_computed(batch):
@@ -134,15 +136,15 @@ def test_the_defence_is_a_coupled_target(defense):
 
 def test_its_clean_route_is_the_classifier(defense, classifier, clean, attacked):
     for images in (clean, attacked):
-        assert torch.equal(defense.logits(images, "clean"), classifier(images)[None])
-    assert torch.equal(defense.logits(clean, "clean", draws=5), classifier(clean)[None])
+        assert torch.equal(defense.logits(images, "passing"), classifier(images)[None])
+    assert torch.equal(defense.logits(clean, "passing", draws=5), classifier(clean)[None])
 
 
 def test_its_denoising_route_is_the_decisions_with_the_same_noise(defense, attacked):
     decision = defense.decide(attacked, generator(1, "noise"))
     assert decision.adversarial
-    assert torch.equal(defense.logits(attacked, "denoise", generator=generator(1, "noise"))[0], decision.logits)
-    assert not torch.equal(defense.logits(attacked, "denoise", generator=generator(2, "noise"))[0], decision.logits)
+    assert torch.equal(defense.logits(attacked, "flagged", generator=generator(1, "noise"))[0], decision.logits)
+    assert not torch.equal(defense.logits(attacked, "flagged", generator=generator(2, "noise"))[0], decision.logits)
 
 
 def test_without_a_route_the_batch_takes_that_of_its_verdict(defense, classifier, clean, attacked):
@@ -154,12 +156,12 @@ def test_without_a_route_the_batch_takes_that_of_its_verdict(defense, classifier
 
 
 def test_draws_are_independent_and_of_one_law(defense, clean):
-    logits = defense.logits(clean, "denoise", draws=6, generator=generator(0, "noise"))
+    logits = defense.logits(clean, "flagged", draws=6, generator=generator(0, "noise"))
     assert logits.shape == (6, N, 10)
     assert all(not torch.equal(logits[i], logits[j]) for i in range(6) for j in range(i))
     spread = logits.std(0).mean()
     assert logits.mean((1, 2)).std() < spread  # no draw stands apart
-    alone = torch.cat([defense.logits(clean, "denoise", generator=generator(k, "one")) for k in range(6)])
+    alone = torch.cat([defense.logits(clean, "flagged", generator=generator(k, "one")) for k in range(6)])
     assert alone.std(0).mean().item() == pytest.approx(spread.item(), rel=0.3)
 
 
@@ -186,7 +188,7 @@ def test_gradients_through_the_denoising_route_are_exact(double, smooth, seed):
     weights = torch.randn(2, 8, 10, generator=generator(seed, "weights"), dtype=torch.float64)
 
     def route(images):
-        return (weights * double.logits(images, "denoise", 2, generator(seed, "noise"))).sum()
+        return (weights * double.logits(images, "flagged", 2, generator(seed, "noise"))).sum()
 
     slope, difference = slope_and_difference(route, smooth[:8], seed)
     assert slope != 0
@@ -210,7 +212,7 @@ def test_the_statistic_is_the_decisions(defense, clean, attacked):
 def test_against_other_images_it_is_the_papers_paired_form(double, digits, attacked):
     """1/n(n-1) Σ_{i≠j} k(x_i,x_j) + k(y_i,y_j) - k(x_i,y_j) - k(y_i,x_j), summed in a loop."""
     x, y = digits.test.images[N : N + 12].double(), attacked[:12].double()
-    (first, second) = (Sample(images, double.features(images)[1]) for images in (x, y))
+    (first, second) = (Sample(images, double.extractor(images)[1]) for images in (x, y))
     kernel, total = double.detector.kernel, 0.0
     k_xx, k_yy, k_xy = (kernel(*pair).tolist() for pair in ((first, first), (second, second), (first, second)))
     for i in range(12):

@@ -6,7 +6,7 @@ from twoprong.config import KernelConfig
 from twoprong.detect.fit import fit_kernel, found_aside
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2, power_objective
-from twoprong.detect.null import permutation_null, permutation_p_value
+from twoprong.detect.null import memberships, null_of, p_value, reached
 from twoprong.errors import InputError
 from twoprong.seeds import generator
 
@@ -49,8 +49,9 @@ def rejections(kernel, n, repetitions):
         x, y = clean(n, "test", number), adversarial(n, "test", number)
         pool = Sample(torch.cat([x.pixels, y.pixels]), torch.cat([x.features, y.features]))
         gram = kernel(pool, pool)
-        observed = mmd2(gram[:n, :n], gram[n:, n:], gram[:n, n:])
-        found += permutation_p_value(observed, permutation_null(gram, n, 99, generator(number, "null"))) <= 0.05
+        observed = mmd2(gram[:n, :n], gram[n:, n:], gram[:n, n:], paired=False)
+        null = null_of(gram, n, memberships(n, n, 99, generator(number, "null")))
+        found += p_value(reached(null, observed).item(), 99) <= 0.05
     return found
 
 

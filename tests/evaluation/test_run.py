@@ -21,10 +21,11 @@ from twoprong.attacks.noise import Noise
 from twoprong.attacks.partial import Partial
 from twoprong.attacks.pgd import PGD
 from twoprong.cli import app
-from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.protocols import Item
 from twoprong.evaluation.session import Plan
+from twoprong.models.features import Features
+from twoprong.recipe import paper_defense
 from twoprong.storage import fingerprint
 
 EPS = 0.2
@@ -202,7 +203,8 @@ def test_a_second_bundle_is_attacked_for_itself(defense, digits):
 def test_a_users_own_classifier_evaluates_alike_from_both_sides(tmp_path, defense, digits):
     """A bundle without its classifier: the command imports it, Python hands it over."""
     own = torch.nn.Sequential(defense.classifier)
-    Defense(own, defense.detector, defense.denoiser, defense.config).save(tmp_path / "bundle")
+    whole = paper_defense(own, Features(own), defense.detector, defense.flagged.denoiser, defense.config)
+    whole.save(tmp_path / "bundle")
     torch.save(own.state_dict(), tmp_path / "own.pt")
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom twoprong.models.zoo import build\n\n\ndef make():\n"

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from twoprong.attacks.pgd import PGD
-from twoprong.evaluation.subjects import DRAWS, DenoiserOnly, Rejecting, judge, judge_all, subjects_of
+from twoprong.evaluation.subjects import DRAWS, OneRoute, Rejecting, judge, judge_all, subjects_of
 from twoprong.seeds import generator
 
 
@@ -18,8 +18,8 @@ def batches(defense, digits):
 def test_the_denoiser_alone_is_the_flagged_route(defense, batches):
     clean, attacked, _ = batches
     for images in (clean, attacked):
-        expected = defense.logits(images, "denoise", 1, generator(0, "noise"))[0]
-        assert torch.equal(DenoiserOnly(defense).decide(images, generator(0, "noise")).logits, expected)
+        expected = defense.logits(images, "flagged", 1, generator(0, "noise"))[0]
+        assert torch.equal(OneRoute(defense, "flagged").decide(images, generator(0, "noise")).logits, expected)
 
 
 def test_the_rejecting_one_refuses_what_the_defence_flags(defense, batches):

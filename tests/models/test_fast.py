@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from twoprong.attacks.evade import Evade
 from twoprong.models.dunet import DUNet
 from twoprong.models.fast import Fast, FastClassifier, HalfPrecision, Replayed, compiled, fast, folded
 from twoprong.models.features import Features
@@ -120,74 +119,6 @@ def test_the_compiler_is_asked_once():
     quick = fast(network("cnn"), compiler)
     assert asked == [None]
     assert quick(torch.rand(2, 3, 16, 16)).shape == (2, 10)
-
-
-def test_an_accelerated_defence_looks_and_rescues_in_one_compiled_step_each(defense, digits):
-    asked = []
-
-    def compiler(step, mode=None):
-        def run(*given):
-            asked.append((step.__name__, mode))
-            return step(*given)
-
-        return run
-
-    whole, quick = defense.accelerated(None), defense.accelerated(compiler)
-    images = digits.test.images[:50]
-    noise = (images + torch.rand(images.shape, generator=generator(0, "noise"))).clamp(0, 1)
-    for batch, steps in ((images, ["look"]), (noise, ["look", "rescue"])):
-        asked.clear()
-        found, expected = (one(batch, generator(0, "x")) for one in (quick, whole))
-        assert [name for name, mode in asked if name != "_run"] == steps
-        assert (found.adversarial, found.statistic) == (expected.adversarial, expected.statistic)
-        assert torch.equal(found.logits, expected.logits)
-
-
-def test_a_compiled_defence_takes_batches_of_several_sizes(defense, digits):
-    """By torch's own tracer, without its code generator; a second size is traced with sizes left open."""
-    quick = defense.accelerated(partial(torch.compile, backend="eager"))
-    whole = defense.accelerated(None)
-    for size in (20, 30, 25):
-        images = digits.test.images[:size]
-        found, expected = quick(images, generator(0, "x")), whole(images, generator(0, "x"))
-        assert found.statistic == pytest.approx(expected.statistic, abs=1e-5)
-        assert found.p_value == pytest.approx(expected.p_value, abs=0.02)
-        torch.testing.assert_close(found.logits, expected.logits)
-
-
-@pytest.mark.parametrize("source", [None, "hidden", ("hidden", "head"), "callable"])
-def test_an_accelerated_defence_decides_alike_and_can_be_attacked(defense, digits, source):
-    from twoprong.defense import Defense
-
-    given = (lambda images: images.flatten(1)) if source == "callable" else source
-    detector = defense.detector
-    if source in ("callable", ("hidden", "head")):  # another space of features needs a test of its own
-        from twoprong.config import DetectorConfig
-        from twoprong.detect.detector import Detector
-        from twoprong.detect.kernel import DeepKernel
-        from twoprong.recipe import sample
-
-        extract = Features(defense.classifier, given)
-        detector = Detector(
-            DeepKernel.from_median(sample(extract, digits.train.images[:200])), sample(extract, digits.train.images[:100])
-        )
-        detector.calibrate(sample(extract, digits.train.images[100:400]), DetectorConfig(max_batch_size=50), 0)
-    whole = Defense(defense.classifier, detector, defense.denoiser, defense.config, given)
-    quick = whole.accelerated(compiler=None)
-    batch = digits.test[:50]
-    assert quick.threshold(50) == whole.threshold(50)
-    deployed = whole.statistic(batch.images).item()
-    for images in (
-        batch.images,
-        batch.images.clone().requires_grad_(),
-    ):  # the value is the deployed one
-        assert quick.statistic(images).item() == pytest.approx(deployed, abs=1e-6)
-    exact, rounded = whole(batch.images, generator(0, "x")), quick(batch.images, generator(0, "x"))
-    assert (exact.labels == rounded.labels).double().mean() > 0.95
-    attack = Evade(eps=0.2, steps=5, penalties=(1.0,))
-    found = attack(quick, batch.images, batch.labels, generator(0, "attack")).images
-    left = (whole(found, generator(0, "y")).labels == batch.labels).double().mean()
-    assert left < 0.8  # gradients in bf16 hurt the exact object
 
 
 def test_recordings_are_made_for_the_first_shapes_and_filled_anew(monkeypatch):

@@ -18,7 +18,7 @@ from twoprong.models.train import accuracy
 from twoprong.models.zoo import build
 from twoprong.report.reproduction import show
 from twoprong.reproduce import run as module
-from twoprong.reproduce.artifacts import Workshop
+from twoprong.reproduce.artifacts import Artifacts
 from twoprong.reproduce.run import reproduce
 from twoprong.reproduce.tables import NAMES, Experiment, Spec, load_experiment, spec_of
 from twoprong.robust import METHODS
@@ -149,14 +149,13 @@ def test_bundles_serve(runs, digits):
     assert tp.load(noisy / "cnn-denoiser.sigma=0").config.denoiser.sigma == 0
     # At smoke scale the other classifier whose features are seen is the protected one: the same statistic by another way.
     own = tp.load(noisy / "cnn-denoiser.noise=clamped")
-    other = tp.load(noisy / "cnn-denoiser.noise=clamped-features-of-cnn", features=own.classifier.features)
+    other = tp.load(noisy / "cnn-denoiser.noise=clamped-features-of-cnn")
     seen = [one(digits.test.images[:50]).statistic for one in (own, other)]
     assert seen[0] == pytest.approx(seen[1], rel=1e-4)
-    theirs = noisy / "cnn-denoiser.noise=clamped-denoiser.estimator=v-features-of-cnn"
-    theirs = tp.load(theirs, features=own.classifier.features)
+    theirs = tp.load(noisy / "cnn-denoiser.noise=clamped-denoiser.estimator=v-features-of-cnn")
     assert theirs.config.denoiser.estimator == "v"
     assert theirs(digits.test.images[:50]).statistic == pytest.approx(seen[0], rel=1e-4)  # its denoiser is another
-    assert fingerprint(theirs.denoiser) != fingerprint(other.denoiser)
+    assert fingerprint(theirs.flagged.denoiser) != fingerprint(other.flagged.denoiser)
 
 
 def count_calls(monkeypatch, owner, name):
@@ -177,7 +176,7 @@ def test_a_resumed_run_measures_only_what_is_missing(runs, monkeypatch):
     assert len(pieces) == 10
     pieces[-1].unlink()
     measured = count_calls(monkeypatch, module, "_measure")
-    crafted = count_calls(monkeypatch, Workshop, "_craft")
+    crafted = count_calls(monkeypatch, Artifacts, "_craft")
     run = invoke("mixed", "--out", folder / "mixed", "--work", folder / "work", "--resume", "--json")
     assert run.exit_code == 0, run.output
     assert len(measured) == 1
@@ -191,7 +190,7 @@ class KilledError(Exception):
 
 def test_a_killed_run_goes_on_to_the_same_numbers(runs, monkeypatch, tmp_path, digits):
     work = runs[0] / "work"
-    crafted = count_calls(monkeypatch, Workshop, "_craft")
+    crafted = count_calls(monkeypatch, Artifacts, "_craft")
 
     def run(out, resume=False, progress=lambda *report: None):
         return reproduce("two-pronged", "smoke", digits, out, work=work, images=200, resume=resume, progress=progress)
@@ -216,7 +215,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(runs, monkeypatch, tmp_path, d
 def test_shares_are_of_adversarial_images_and_nested(runs, monkeypatch, digits):
     folder, _ = runs
     scale = load_experiment("mixed").smoke
-    shop = Workshop(folder / "work", digits, scale, 0)
+    shop = Artifacts(folder / "work", digits, scale, 0)
     judged = count_calls(monkeypatch, module, "_judge")
     seen = []
     for share in (0.1, 0.5, None):
@@ -230,7 +229,7 @@ def test_shares_are_of_adversarial_images_and_nested(runs, monkeypatch, digits):
 
 
 def test_a_surrogate_is_another_classifier(runs, digits):
-    shop = Workshop(runs[0] / "work", digits, load_experiment("transfer").smoke, 0)
+    shop = Artifacts(runs[0] / "work", digits, load_experiment("transfer").smoke, 0)
     spec = Spec(classifier="cnn", surrogate="cnn")
     assert fingerprint(shop.surrogate(spec)) != fingerprint(shop.subject(Spec(classifier="cnn", bare=True)))
     reads = 100 * accuracy(shop.surrogate(spec), digits.test)
@@ -249,7 +248,7 @@ def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
 
 
 def test_batches_that_are_attacked_are_whole(tmp_path, digits, classifier):
-    shop = Workshop(tmp_path, digits, load_experiment("bpda").smoke, 0, trained=lambda name: classifier)
+    shop = Artifacts(tmp_path, digits, load_experiment("bpda").smoke, 0, trained=lambda name: classifier)
     spec = Spec(classifier="cnn", bare=True, measure="attacked", attack="noise", batch_size=40)
     made = shop.attacked(spec, shop.subject(spec), digits.test[:100])
     assert [len(batch.images) for batch in made] == [40, 40]

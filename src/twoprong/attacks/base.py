@@ -2,8 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from twoprong.attacks.losses import LOSSES, Loss, margin, mean_margin
 from twoprong.attacks.norms import NORMS, Norm
-from twoprong.attacks.target import Counted, Route, Target, as_target, modules_of
+from twoprong.attacks.target import Counted, Role, Target, as_target
 from twoprong.data.tensors import check_images, check_labels
 from twoprong.errors import InputError
+from twoprong.models.modes import evaluating
 
 Model = Target | Callable[[Tensor], Tensor]
 REVISION = 3  # raised when an attack finds something else with the same settings: what was found before is not gone on with
@@ -154,7 +154,7 @@ def loss_gradient(
     labels: Tensor,
     loss: Loss,
     generator: torch.Generator | None = None,
-    route: Route | None = None,
+    route: Role | None = None,
     draws: int = 1,
 ) -> Ascent:
     """∂/∂images of Σ_i E[loss_i] over `draws` of the target's noise.
@@ -178,7 +178,7 @@ def _split_gradient(
     labels: Tensor,
     loss: Loss,
     generator: torch.Generator | None,
-    route: Route | None,
+    route: Role | None,
     draws: int,
     share: int,
 ) -> Ascent:
@@ -197,16 +197,3 @@ def _split_gradient(
         seen += part
     gradient, margins, losses = (torch.stack([weight * look[i] for weight, look in parts]).sum(0) for i in range(3))
     return Ascent(gradient, margins, losses)
-
-
-@contextmanager
-def evaluating(model: object) -> Iterator[None]:
-    """Every module behind a model or target in eval mode for a block, and each put back into its own mode afterwards."""
-    modes = [(module, module.training) for module in modules_of(model)]
-    for module, _ in modes:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

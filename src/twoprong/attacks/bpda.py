@@ -1,4 +1,4 @@
-"""BPDA+EOT (Athalye et al. 2018): the denoiser in the forward pass, the identity in the backward pass."""
+"""BPDA+EOT (Athalye et al. 2018): noise and denoiser in the forward pass, the identity in the backward pass."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from twoprong.attacks.target import Target, transparent
 
 @dataclass(frozen=True, kw_only=True)
 class BPDA(Attack):
-    """PGD whose gradient is the classifier's at the purified image, averaged over `draws` of the noise."""
+    """PGD whose gradient is taken at what the flagged route's classifier sees, averaged over `draws` of the noise."""
 
     steps: int = 50
     step: float | None = None
@@ -25,13 +25,13 @@ class BPDA(Attack):
         best, x = Best(target, images), self.start(images, self.random_start, generator)
         for _ in range(self.steps):
             with torch.no_grad():
-                purified = inside.purify(x.repeat(self.draws, 1, 1, 1), generator)
+                seen = inside.restored(x, "flagged", self.draws, generator)
             with torch.enable_grad():
-                leaf = purified.requires_grad_()
-                logits = target.logits(leaf, "clean")[0].view(self.draws, len(images), -1)
+                leaf = seen.detach().requires_grad_()
+                logits = inside.classified(leaf, "flagged").unflatten(0, (-1, len(images)))
                 (gradient,) = torch.autograd.grad(cross_entropy(logits, labels).sum(), leaf)
             best.offer(x, mean_margin(logits, labels))
-            x = self.move(x, gradient.view(self.draws, *images.shape).mean(0), step, images)
+            x = self.move(x, gradient.unflatten(0, (-1, len(images))).mean(0), step, images)
         with torch.no_grad():
-            best.offer(x, mean_margin(target.logits(x, "denoise", self.draws, generator), labels))
+            best.offer(x, mean_margin(target.logits(x, "flagged", self.draws, generator), labels))
         return best.images

@@ -56,7 +56,7 @@ class Evade(Attack):
         best, x = Best(target, images), self.start(images, True, generator)
         for _ in range(self.steps):
             gradient, score, _ = loss_gradient(
-                target, x, labels, loss, generator, "clean" if hide else "denoise", 1 if hide else self.draws
+                target, x, labels, loss, generator, "passing" if hide else "flagged", 1 if hide else self.draws
             )
             statistic, slope = statistic_gradient(target, x)
             if (statistic < gauge.threshold) == hide:
@@ -73,7 +73,7 @@ class Evade(Attack):
                 x = drawn_back(target, images, x, gauge)
                 passes = target.statistic(x).item() < gauge.threshold
             if passes == hide:
-                logits = target.logits(x, "clean" if hide else "denoise", self.draws, generator)
+                logits = target.logits(x, "passing" if hide else "flagged", self.draws, generator)
                 best.offer(x, mean_margin(logits, labels))
         return best.images
 

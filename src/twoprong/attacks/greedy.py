@@ -59,7 +59,7 @@ class Greedy(Attack):
             for last in [*[False] * self.steps, True]:
                 with torch.enable_grad():
                     leaf = x.detach().requires_grad_()
-                    gap = margin(target.logits(leaf, "clean")[0], labels)
+                    gap = margin(target.logits(leaf, "passing")[0], labels)
                     seen = target.witness(leaf, images)
                     (gradient,) = torch.autograd.grad((gap.clamp_max(self.kappa) - penalty * seen).sum(), leaf)
                 added = torch.where(gap > 0, seen - clean, torch.inf).detach()

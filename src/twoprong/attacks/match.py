@@ -58,7 +58,7 @@ class Match(Attack):
                 leaf = x.detach().requires_grad_()
                 distance = (target.embed(leaf) - wanted).square().sum(1)
                 first = distance.detach().clamp_min(1e-12) if first is None else first
-                gap = margin(target.logits(leaf, "clean")[0], labels)
+                gap = margin(target.logits(leaf, "passing")[0], labels)
                 statistic = target.statistic(leaf)
                 excess = gauge.excess(statistic).clamp_min(0)
                 objective = (weight * gap.clamp_max(self.kappa) - distance / first).mean() - penalty * excess
@@ -68,7 +68,7 @@ class Match(Attack):
             x = self.move(x, gradient, step, images)
         with torch.no_grad():
             if target.statistic(x).item() < gauge.threshold:
-                unflagged.offer(x, margin(target.logits(x, "clean")[0], labels))
+                unflagged.offer(x, margin(target.logits(x, "passing")[0], labels))
         passes = bool(unflagged.score.isfinite().all())
         return unflagged.images if passes else x, passes
 
@@ -77,7 +77,7 @@ class Match(Attack):
         """For every image the features of a clean image of the class paired with its own (0 with 1, 2 with 3, …)."""
         pool = target.reference_images()
         pool = pool if len(pool) else images
-        logits, features = target.logits(pool, "clean")[0], target.embed(pool)
+        logits, features = target.logits(pool, "passing")[0], target.embed(pool)
         classes = logits.shape[1]
         swapped = labels ^ 1  # an odd class out takes the one before it
         swapped = torch.where(swapped < classes, swapped, labels - 1)

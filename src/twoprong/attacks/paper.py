@@ -7,7 +7,7 @@ from torch import Tensor
 
 from twoprong.attacks.base import Attack, loss_gradient
 from twoprong.attacks.losses import cross_entropy
-from twoprong.attacks.target import Route, Target
+from twoprong.attacks.target import Role, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Paper(Attack):
                 leaf = x.detach().requires_grad_()
                 statistic = target.statistic(leaf, images)
                 (up,) = torch.autograd.grad(statistic, leaf)
-            route: Route = "clean" if statistic.item() < threshold else "denoise"
+            route: Role = "passing" if statistic.item() < threshold else "flagged"
             gradient = loss_gradient(target, x, labels, cross_entropy, generator, route, self.draws).gradient
             x = self.move(x, up + self.alpha * gradient / len(images), step, images)
         return x

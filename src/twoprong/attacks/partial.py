@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twoprong.attacks.base import Attack
 from twoprong.attacks.pgd import PGD
-from twoprong.attacks.target import Outcome, PlainOutcome, Route, Target, transparent
+from twoprong.attacks.target import Outcome, PlainOutcome, Role, Target, transparent
 from twoprong.errors import InputError
 
 
@@ -16,16 +16,17 @@ class Slots:
     """A Target seen by somebody who controls some slots of the batch: what goes in and what is scored are those slots."""
 
     def __init__(self, target: Target, images: Tensor, slots: Tensor) -> None:
-        self.target, self.images, self.slots, self.coupled = target, images, slots, target.coupled
+        self.target, self.images, self.slots = target, images, slots
+        self.coupled, self.routes = target.coupled, target.routes
 
     def whole(self, mine: Tensor) -> Tensor:
         """The full batch with the controlled slots filled in."""
         return self.images.index_copy(0, self.slots, mine)
 
     def logits(
-        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+        self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
-        if route == "clean":  # classified one by one: the others need no pass
+        if route == "passing":  # classified one by one: the others need no pass
             return self.target.logits(images, route, draws, generator)
         return self.target.logits(self.whole(images), route, draws, generator)[:, self.slots]
 

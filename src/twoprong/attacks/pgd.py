@@ -7,7 +7,7 @@ from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best, loss_gradient
 from twoprong.attacks.losses import LOSSES, mean_margin
-from twoprong.attacks.target import Route, Target
+from twoprong.attacks.target import Role, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class PGD(Attack):
         images: Tensor,
         labels: Tensor,
         generator: torch.Generator | None,
-        route: Route | None = None,
+        route: Role | None = None,
     ) -> Best:
         """The search itself, on the route the batch takes or on a given one."""
         step = 2.5 * self.eps / self.steps if self.step is None else self.step

@@ -36,7 +36,7 @@ class RouteAttack(Attack):
         except InputError:  # too few to be tested
             gauge = Gauge(float("inf"), 1.0)
         for loss in LOSSES:
-            quiet = replace(climber, loss=loss).climb(target, images, labels, generator, route="denoise").images
+            quiet = replace(climber, loss=loss).climb(target, images, labels, generator, route="flagged").images
             loud = raised(self, target, images, quiet, gauge)
             for found in [quiet] if loud is quiet else [quiet, loud]:
                 with torch.no_grad():

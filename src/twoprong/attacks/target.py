@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from twoprong.errors import InputError
 from twoprong.models.features import full
+from twoprong.models.modes import modules_of
 
-Route = Literal["clean", "denoise"]
+Role = Literal["passing", "flagged"]  # of a route: for batches that the test lets pass, or for those it flags
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 class Outcome(Protocol):
@@ -30,13 +32,15 @@ class Outcome(Protocol):
 class Target(Protocol):
     """The deployed object, differentiable. Batches are whole and in order; nobody takes them apart.
 
-    `coupled` says whether an image's outcome depends on the others in its batch, as it does behind a batch test.
+    `coupled` says whether an image's outcome depends on the others in its batch, as it does behind a batch test. `routes`
+    are the roles that lead to different places; where there is one place only, any role leads there.
     """
 
     coupled: bool
+    routes: tuple[Role, ...]
 
     def logits(
-        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+        self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
         """Logits (draws, N, classes) on a route, or on the one the batch would take. Deterministic routes give one draw."""
 
@@ -53,8 +57,13 @@ class Target(Protocol):
 class Transparent(Target, Protocol):
     """A Target that also shows its inside, for the attacks that are made for exactly this kind of defence."""
 
-    def purify(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """What the flagged route hands to the classifier."""
+    def restored(
+        self, images: Tensor, route: Role = "flagged", draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """What a route shows its classifier: (draws·N, C, H, W), or N images where nothing is random."""
+
+    def classified(self, seen: Tensor, route: Role = "flagged") -> Tensor:
+        """The route's logits (N, classes) for what it shows its classifier."""
 
     def embed(self, images: Tensor) -> Tensor:
         """The features (N, d) that the test sees."""
@@ -68,8 +77,8 @@ class Transparent(Target, Protocol):
 
 def transparent(target: Target) -> Transparent:
     """The same target, if it shows its inside. Raises InputError otherwise."""
-    if not all(hasattr(target, name) for name in ("purify", "embed", "witness", "reference_images")):
-        raise InputError("target: this attack reads features, reference and denoiser; give a Defense or a classifier")
+    if not all(hasattr(target, name) for name in ("restored", "classified", "embed", "witness", "reference_images")):
+        raise InputError("target: this attack reads features, reference and routes; give a Defense or a classifier")
     return cast(Transparent, target)
 
 
@@ -85,12 +94,13 @@ class Plain:
     """A bare classifier as a Target: one route, nothing tested."""
 
     coupled = False
+    routes: tuple[Role, ...] = ("passing",)
 
     def __init__(self, model: Callable[[Tensor], Tensor]) -> None:
         self.model = model
 
     def logits(
-        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+        self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
         return full(self.model(images))[None]
 
@@ -104,8 +114,13 @@ class Plain:
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> PlainOutcome:
         return PlainOutcome(full(self.model(images)))
 
-    def purify(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def restored(
+        self, images: Tensor, route: Role = "flagged", draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
         return images
+
+    def classified(self, seen: Tensor, route: Role = "flagged") -> Tensor:
+        return full(self.model(seen))
 
     def embed(self, images: Tensor) -> Tensor:
         return full(self.model(images))
@@ -116,6 +131,9 @@ class Plain:
     def reference_images(self) -> Tensor:
         return torch.zeros(0)
 
+    def modules(self) -> list[nn.Module]:
+        return modules_of(self.model)
+
 
 class Counted:
     """A Target that counts what it is asked: `queries` is the number of images, each as often as it was computed.
@@ -124,10 +142,10 @@ class Counted:
     """
 
     def __init__(self, target: Target) -> None:
-        self.target, self.coupled, self.queries = target, target.coupled, 0
+        self.target, self.coupled, self.routes, self.queries = target, target.coupled, target.routes, 0
 
     def logits(
-        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+        self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
         logits = self.target.logits(images, route, draws, generator)
         self.queries += len(images) * len(logits)
@@ -159,9 +177,3 @@ class Counted:
 def as_target(model: Target | Callable[[Tensor], Tensor]) -> Target:
     """A Target as it is; any other callable from images to logits as a plain classifier."""
     return model if isinstance(model, Target) else Plain(model)
-
-
-def modules_of(target: object) -> list[nn.Module]:
-    """Every torch module behind a target or a model."""
-    inner = getattr(target, "defense", getattr(target, "model", None)) if isinstance(target, Plain) else target
-    return list(inner.modules()) if isinstance(inner, nn.Module) else []

@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import nn
 
 from twoprong.bundle import read_manifest
+from twoprong.card import protected
 from twoprong.cli.attack import number
 from twoprong.cli.classifier import get_classifier, get_defense, get_trained
 from twoprong.cli.device import Device, Precision, choose, resolve
@@ -112,7 +113,7 @@ def evaluate(
 
 def _needs(bundle: Path | None) -> bool:
     """Whether a bundle comes without its classifier."""
-    return bundle is not None and read_manifest(bundle)["classifier"]["spec"] is None
+    return bundle is not None and protected(read_manifest(bundle))["spec"] is None
 
 
 def _surrogate(

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from twoprong.bundle import read_manifest
+from twoprong.card import classifier_name
 from twoprong.cli.output import out, print_json
 
 
@@ -21,9 +22,9 @@ def inspect(
         print_json(manifest)
         return
     config, about, image = manifest["config"], manifest["about"], manifest["preprocessing"]
-    spec, detector = manifest["classifier"]["spec"], config["detector"]
+    detector = config["detector"]
     facts = {
-        "classifier": spec["name"] if spec else f"{manifest['classifier']['type']} (not in the bundle)",
+        "classifier": classifier_name(manifest),
         "images": f"{image['channels']} x {image['height']} x {image['width']}, values in [0, 1]",
         "classes": ", ".join(about.get("classes", [])) or "unnamed",
         "data": str(about.get("data", "unnamed")),

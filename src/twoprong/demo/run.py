@@ -92,7 +92,7 @@ def _demo(out: Path, seed: int, progress: Progress) -> dict[str, Any]:
     rows = {
         "clean": digits.test.images[:SHOWN],
         "adversarial": attacked.images[:SHOWN],
-        "denoised": defense.denoise(attacked.images[:SHOWN], generator(seed, "demo pictures")),
+        "denoised": defense.restored(attacked.images[:SHOWN], generator=generator(seed, "demo pictures")).detach(),
     }
     shown = Shown(rows, digits.test.labels[:SHOWN], digits.classes, defense)
     write_report(out / "report.html", results, runs, shown, None if photographs is None else photographs.shown)

@@ -1,8 +1,9 @@
 """The detector: a kernel, a fixed clean reference, and thresholds by batch size."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from twoprong.data.tensors import image_digests
 from twoprong.detect.calibrate import Thresholds, calibrate, measured_sizes
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
-from twoprong.detect.null import memberships, null_of
+from twoprong.detect.null import memberships, null_of, p_value, reached
 from twoprong.errors import InputError, StateError
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator
@@ -43,7 +44,6 @@ class Detector(nn.Module):
     upper: Tensor
     central: Tensor
     calibrated_on: Tensor  # a digest per calibration image, so that an evaluation can tell that its images are others
-    k_reference: Tensor
 
     def __init__(self, kernel: DeepKernel, reference: Sample, permutations: int = 200) -> None:
         super().__init__()
@@ -51,11 +51,11 @@ class Detector(nn.Module):
             raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
         self.kernel = kernel
         self.permutations = permutations
-        self.kept: dict[Any, Tensor] = {}
-        self.read: _Read | None = None
+        self._labels: dict[tuple[object, ...], Tensor] = {}
+        self._gram_seen: _Seen | None = None
+        self._table_seen: _Seen | None = None
         self.register_buffer("reference_pixels", reference.pixels.detach().clone())
         self.register_buffer("reference_features", reference.features.detach().float().clone())
-        self.register_buffer("k_reference", self._gram(self.reference, self.reference), persistent=False)
         self.register_buffer("calibrated_on", torch.zeros(0, dtype=torch.long))
         self._set_thresholds(Thresholds(torch.zeros(0, dtype=torch.long), *torch.zeros(2, 0, dtype=torch.double)))
 
@@ -66,32 +66,40 @@ class Detector(nn.Module):
     @property
     def thresholds(self) -> Thresholds:
         """The calibrated table, in the CPU's memory; empty before `calibrate`."""
-        return self._reading().table
+        return self._read().table
 
     @property
     def batch_sizes(self) -> range:
         """The batch sizes the detector can judge."""
-        offered = self._reading().offered
+        offered = self._read().offered
         if not offered:
             raise StateError("Detector has no threshold: call calibrate(clean, config, seed) first")
         return offered
 
     def threshold(self, size: int) -> float:
         """The statistic at which a batch of `size` is flagged. Raises InputError for a size that is not calibrated."""
-        read = self._reading()
+        read = self._read()
         if size not in read.found:
             read.found[size] = read.table.at(size)
         return read.found[size]
 
-    def _reading(self) -> "_Read":
-        """What the buffers say, kept in plain numbers: asking tensors at every batch would be most of the decision."""
-        columns = self.sizes, self.upper, self.central
-        now = tuple(-1 if column.is_inference() else column._version for column in columns)  # those do not count
-        if self.read is None or self.read.version != now:
+    @property
+    def k_reference(self) -> Tensor:
+        """The reference's Gram matrix, computed once for the reference and the kernel as they are."""
+        sources, seen = (*self.reference, *self.kernel.parameters(), *self.kernel.buffers()), self._gram_seen
+        if seen is None or not seen.holds(sources):
+            seen = self._gram_seen = _Seen.of(sources, self._gram(self.reference, self.reference))
+        return cast(Tensor, seen.value)
+
+    def _read(self) -> "_Read":
+        """What the thresholds say, in plain numbers: asking tensors at every batch would be most of the decision."""
+        columns, seen = (self.sizes, self.upper, self.central), self._table_seen
+        if seen is None or not seen.holds(columns):
             table = Thresholds(*(column.cpu() for column in columns))
             ends = table.sizes.tolist()
-            self.read = _Read(now, table, range(ends[0], ends[-1] + 1) if ends else range(0), {})
-        return self.read
+            read = _Read(table, range(ends[0], ends[-1] + 1) if ends else range(0), {})
+            seen = self._table_seen = _Seen.of(columns, read)
+        return cast(_Read, seen.value)
 
     def calibrate(self, clean: Sample, config: DetectorConfig, seed: int, progress: Progress = silent) -> "Detector":
         """Set the thresholds from clean images that are neither in the reference nor known to kernel and classifier.
@@ -128,24 +136,25 @@ class Detector(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Sample) -> Verdict:
         """Judge a batch of a calibrated size: adversarial when the statistic reaches the threshold."""
-        value, reached = self.measure(batch, self.memberships(len(batch))).tolist()
-        return self.verdict(value, reached, len(batch))
+        value, times = self.measure(batch, *self.against(len(batch))).tolist()
+        return self.verdict(value, times, len(batch))
 
-    def verdict(self, value: float, reached: float, size: int) -> Verdict:
+    def verdict(self, value: float, times: float, size: int) -> Verdict:
         """What `measure` found on a batch of `size`, judged."""
-        p_value = (1 + reached) / (1 + self.permutations)
-        return Verdict(self.flags(value, size), value, self.threshold(size), p_value)
+        return Verdict(self.flags(value, size), value, self.threshold(size), p_value(times, self.permutations))
 
-    def measure(self, batch: Sample, memberships: Tensor) -> Tensor:
+    def measure(self, batch: Sample, k_reference: Tensor, memberships: Tensor) -> Tensor:
         """The statistic, and how many of the relabelled samples reach it: a tensor of two, so that a GPU is asked once."""
         k_xy, k_yy = self.kernel(self.reference, batch), self.kernel(batch, batch)
-        statistic = self.from_grams(k_xy, k_yy)
-        gram = torch.cat([torch.cat([self.k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
+        statistic = mmd2(k_reference, k_yy, k_xy, paired=False)
+        gram = torch.cat([torch.cat([k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
         null = null_of(gram, len(self.reference), memberships.to(gram.dtype))
-        return torch.stack([statistic, (null >= statistic).sum().to(statistic.dtype)])
+        return torch.stack([statistic, reached(null, statistic).to(statistic.dtype)])
 
-    def memberships(self, size: int) -> Tensor:
-        """The relabellings for a batch of `size`: always the same, so that one batch has one p-value, and kept.
+    def against(self, size: int) -> tuple[Tensor, Tensor]:
+        """What a batch of `size` is measured against: the reference's Gram matrix and the relabellings.
+
+        The relabellings are always the same, so that one batch has one p-value, and they are kept.
 
         Raises InputError for a size that is not calibrated.
         """
@@ -154,11 +163,12 @@ class Detector(nn.Module):
                 f"batch of {size} image{'s' * (size != 1)}: expected {self.batch_sizes[0]} to {self.batch_sizes[-1]}, the "
                 "sizes this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
             )
-        device = self.reference_features.device
-        if (size, device) not in self.kept:
+        device, count = self.reference_features.device, len(self.reference)
+        key = size, count, self.permutations, device
+        if key not in self._labels:
             draw = generator(0, "permutations", device=device)
-            self.kept[size, device] = memberships(len(self.reference), size, self.permutations, draw)
-        return self.kept[size, device]
+            self._labels[key] = memberships(count, size, self.permutations, draw)
+        return self.k_reference, self._labels[key]
 
     def flags(self, statistic: float, size: int) -> bool:
         """Whether a batch of `size` with this statistic is called adversarial: the one place that decides."""
@@ -187,23 +197,45 @@ class Detector(nn.Module):
         return detector
 
     def _gram(self, x: Sample, z: Sample) -> Tensor:
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():  # what is kept must serve attackers' gradients later
             return self.kernel(x, z)
 
     def _set_thresholds(self, table: Thresholds) -> "Detector":
-        self.read = None
         for name, column in zip(("sizes", "upper", "central"), table, strict=True):
             self.register_buffer(name, column.to(self.reference_features.device))
         return self
 
 
 class _Read(NamedTuple):
-    """The table of thresholds as it was read: of which version of the buffers, for which sizes, and what was asked of it."""
+    """The table of thresholds as it was read: for which sizes, and what was asked of it."""
 
-    version: tuple[int, ...]
     table: Thresholds
     offered: range
     found: dict[int, float]
+
+
+class _Seen(NamedTuple):
+    """A value that was computed from tensors, and which tensors these were, so that nothing stale is ever used."""
+
+    sources: tuple[Tensor, ...]
+    versions: tuple[int | None, ...]
+    value: Any
+
+    @classmethod
+    def of(cls, sources: Iterable[Tensor], value: Any) -> "_Seen":
+        kept = tuple(sources)
+        return cls(kept, tuple(map(_version, kept)), value)
+
+    def holds(self, sources: Iterable[Tensor]) -> bool:
+        """Whether these are the same tensors, unchanged since."""
+        now = tuple(sources)
+        same = len(now) == len(self.sources) and all(one is other for one, other in zip(now, self.sources, strict=True))
+        return same and None not in self.versions and self.versions == tuple(map(_version, now))
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often a tensor was written to; None for one made in inference mode, which does not count."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _check_kernel(kernel: DeepKernel, features: Tensor) -> None:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from twoprong.attacks.base import Attack, AttackResult, Model, evaluating
+from twoprong.attacks.base import Attack, AttackResult, Model
 from twoprong.attacks.partial import Partial
 from twoprong.attacks.target import as_target
 from twoprong.data.tensors import Labelled
 from twoprong.evaluation.accelerated import accelerated
 from twoprong.evaluation.subjects import DRAWS
+from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoprong.attacks.base import REVISION, evaluating
+from twoprong.attacks.base import REVISION
 from twoprong.attacks.norms import NORMS
 from twoprong.data.tensors import Labelled, check_labels
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.protocols import KNOWLEDGE, THREATS, Item, Setting, left_out, protocol_items
+from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint
@@ -51,7 +52,7 @@ class Plan:
             if other is not None and tuple(other.shape[1:]) != shape:
                 raise InputError(f"{name}: expected {shape}, as the defence was fitted on, got {tuple(other.shape[1:])}")
         with evaluating(self.defense), torch.no_grad():
-            classes = self.defense.logits(self.data.images[:2], "clean").shape[-1]
+            classes = self.defense.logits(self.data.images[:2], "passing").shape[-1]
         check_labels(self.data.labels, len(self.data), classes)
         for name, one in (("defense", self.defense), ("against", self.against)):
             if one is not None and self.batch_size not in one.detector.batch_sizes:
@@ -94,8 +95,10 @@ class Plan:
     def setting(self) -> Setting:
         extra = {"magnet": self.train, "against": self.against, "surrogate": self.surrogate}
         there = [name for name, given in extra.items() if given is not None]
-        subjects = ("defense", "bare", "denoiser", "reject", *there)
-        return Setting(self.eps, self.norm, subjects, self.batch_size, large=max(self.data.images.shape[2:]) > 64)
+        flagged = self.defense.flagged.kind
+        subjects = ("defense", "bare", flagged, "reject", *there)
+        large = max(self.data.images.shape[2:]) > 64
+        return Setting(self.eps, self.norm, subjects, self.batch_size, large, flagged)
 
     def items(self) -> list[Item]:
         return protocol_items(self.protocol, self.setting) if isinstance(self.protocol, str) else list(self.protocol)
@@ -118,7 +121,7 @@ class Plan:
             for item in self.items()
         ]
         both = [one for one in (self.defense, self.against) if one is not None]
-        configs = [[one.config.model_dump(mode="json"), one.features.source] for one in both]
+        configs = [[one.config.model_dump(mode="json"), one.extractor.source] for one in both]
         made = [FORMAT, REVISION, metadata.version("twoprong"), self.data.images.device.type]
         return fingerprint(
             self.defense, self.data.images, self.data.labels, *given, settings, attacks, _plain(configs), made

@@ -72,6 +72,7 @@ class Setting:
     subjects: Sequence[str]  # surrogate included, where there is one
     batch_size: int = 100
     large: bool = False  # images above 64 pixels, for which the paper takes 20 steps
+    flagged: str = "denoiser"  # the subject that is the flagged route alone, called after its kind
 
 
 def protocol_items(protocol: str, setting: Setting) -> list[Item]:
@@ -83,7 +84,7 @@ def protocol_items(protocol: str, setting: Setting) -> list[Item]:
 
 def left_out(protocol: str, setting: Setting) -> list[dict[str, str]]:
     """What the protocol has and this run cannot do, with the reason."""
-    everybody = replace(setting, subjects=("defense", "bare", "denoiser", "magnet", "against", "surrogate"))
+    everybody = replace(setting, subjects=("defense", "bare", setting.flagged, "magnet", "against", "surrogate"))
     wanted = {item.target for item in protocol_items(protocol, everybody)}
     reasons = {
         "surrogate": ("transfer", "no surrogate classifier was given (--surrogate)"),
@@ -103,7 +104,7 @@ def _quick(setting: Setting) -> list[Item]:
         make("transfer pgd", "transfer", "pgd", "surrogate", steps=20),
         make("route", "adaptive", "route", steps=20, draws=8),
         make("evade", "adaptive", "evade", **HIDING),
-        make("pgd-eot on the denoiser", "adaptive", "pgd-eot", "denoiser", steps=20, draws=8),
+        make(f"pgd-eot on the {setting.flagged}", "adaptive", "pgd-eot", setting.flagged, steps=20, draws=8),
         make("pgd on magnet", "adaptive", "pgd", "magnet", steps=20),
         make("evade on magnet", "adaptive", EvadeEach, "magnet", steps=20),
         make("route on against", "adaptive", "route", "against", steps=20, draws=8),
@@ -125,7 +126,7 @@ def _paper(setting: Setting) -> list[Item]:
         ]
     return [
         *items,
-        make("pgd-eot on the denoiser", "paper", "pgd-eot", "denoiser", steps=steps, draws=20),
+        make(f"pgd-eot on the {setting.flagged}", "paper", "pgd-eot", setting.flagged, steps=steps, draws=20),
         make("pgd on magnet", "adaptive", "pgd", "magnet", steps=steps),
         make("evade on magnet", "adaptive", EvadeEach, "magnet", steps=20),
         make("transfer pgd", "transfer", "pgd", "surrogate", steps=steps),
@@ -149,7 +150,7 @@ def _strong(setting: Setting) -> list[Item]:
             make("autoattack" + end, "adaptive", "autoattack-rand", target, steps=50, draws=8),
         ]
     items += [
-        make("pgd-eot on the denoiser", "adaptive", "pgd-eot", "denoiser", steps=100, draws=20),
+        make(f"pgd-eot on the {setting.flagged}", "adaptive", "pgd-eot", setting.flagged, steps=100, draws=20),
         # Only hiding helps against a test that refuses: what is flagged fools nobody.
         make("evade on reject", "adaptive", "evade", "reject", steps=100, penalties=(0.1, 1.0, 10.0, 100.0)),
         make("pgd on magnet", "adaptive", "pgd", "magnet", steps=100),

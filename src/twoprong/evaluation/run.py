@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoprong.attacks.base import evaluating
 from twoprong.attacks.norms import NORMS
 from twoprong.data.tensors import as_labelled, check_images
 from twoprong.defense import Defense
@@ -26,6 +25,7 @@ from twoprong.evaluation.scores import summarise, worst_case
 from twoprong.evaluation.session import STUDY_COST, Session
 from twoprong.evaluation.subjects import DRAWS
 from twoprong.evaluation.threads import sensible, threads
+from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.recipe import Images

@@ -5,73 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from twoprong.attacks.base import evaluating
-from twoprong.attacks.target import Plain, PlainOutcome, Route, Target
+from twoprong.attacks.target import Plain, Target
 from twoprong.defense import Defense
+from twoprong.evaluation.baselines.parts import OneRoute, Rejecting
+from twoprong.models.modes import evaluating
 from twoprong.seeds import generator
 
 DRAWS = 10  # noise draws that every attacked batch is scored on
-
-
-class DenoiserOnly(Plain):
-    """The second prong without the first: every batch goes through noise and denoiser, nothing is tested."""
-
-    def __init__(self, defense: Defense) -> None:
-        super().__init__(defense.classifier)
-        self.defense = defense
-
-    def logits(
-        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
-    ) -> Tensor:
-        return self.defense.logits(images, "denoise", draws, generator)
-
-    @torch.no_grad()
-    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> PlainOutcome:
-        return PlainOutcome(self.logits(images, None, 1, generator)[0])
-
-    def purify(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        return self.defense.denoise(images, generator)
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """An outcome in which some images (`rejected`) get no answer."""
-
-    logits: Tensor
-    rejected: Tensor
-    adversarial: bool
-    statistic: float
-    threshold: float
-
-
-class Rejecting(nn.Module):
-    """The first prong without the second: a flagged batch is refused. Test and clean route are the defence's own."""
-
-    coupled = True
-
-    def __init__(self, defense: Defense) -> None:
-        super().__init__()
-        self.defense = defense
-
-    def logits(
-        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
-    ) -> Tensor:
-        return self.defense.logits(images, "clean")
-
-    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
-        return self.defense.statistic(images, reference)
-
-    def threshold(self, size: int) -> float:
-        return self.defense.threshold(size)
-
-    @torch.no_grad()
-    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Refusal:
-        statistic = self.statistic(images).item()
-        flagged = self.defense.detector.flags(statistic, len(images))
-        rejected = torch.full((len(images),), flagged, device=images.device)
-        return Refusal(self.logits(images)[0], rejected, flagged, statistic, self.threshold(len(images)))
 
 
 @dataclass(frozen=True)
@@ -87,7 +29,7 @@ def subjects_of(defense: Defense, magnet: Target | None = None, against: Defense
     named: dict[str, Subject] = {
         "defense": Subject(defense),
         "bare": Subject(Plain(defense.classifier), 1),
-        "denoiser": Subject(DenoiserOnly(defense)),
+        defense.flagged.kind: Subject(OneRoute(defense, "flagged")),
         "reject": Subject(Rejecting(defense), 1),
     }
     if magnet is not None:

@@ -14,8 +14,8 @@ from twoprong.models.featured import Featured
 FeatureSource = str | tuple[str, ...] | Callable[[Tensor], Tensor] | None
 
 
-class Features:
-    """Reads a classifier's features while it computes its logits.
+class Features(nn.Module):
+    """An extractor: reads a classifier's features while it computes its logits.
 
     `source` is None (the input of the last Linear layer that runs), a layer's name (that layer's output), several names
     (their outputs, each averaged over positions, side by side), or a callable from images to features, which costs a pass of
@@ -24,6 +24,7 @@ class Features:
     """
 
     def __init__(self, classifier: nn.Module, source: FeatureSource = None) -> None:
+        super().__init__()
         self.classifier = classifier
         self.source = source = tuple(source) if isinstance(source, list) else source
         self._layers: list[nn.Module] = []
@@ -47,7 +48,7 @@ class Features:
         """The layers that were asked for by name."""
         return (self.source,) if isinstance(self.source, str) else self.source if isinstance(self.source, tuple) else ()
 
-    def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N, classes) and features (N, d), never in half precision; gradients flow through both."""
         if self.source is None and isinstance(self.classifier, Featured):
             logits, features = self.classifier.both(images)

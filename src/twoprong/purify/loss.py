@@ -1,20 +1,31 @@
 """What the denoiser is trained on and for (paper eq. 7): noise in, images that the kernel and the classifier accept out."""
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoprong.config import DenoiserConfig, Estimator
+from twoprong.config import Estimator, NoiseLaw
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.models.features import Features
 
 
-def add_noise(images: Tensor, config: DenoiserConfig, generator: torch.Generator | None) -> Tensor:
+class Noise(Protocol):
+    """Whatever says how much noise and of which kind: a denoiser's settings, or the route it is deployed in."""
+
+    @property
+    def sigma(self) -> float: ...
+    @property
+    def noise(self) -> NoiseLaw: ...
+
+
+def add_noise(images: Tensor, law: Noise, generator: torch.Generator | None) -> Tensor:
     """images + N(0, σ²), brought back into [0, 1]. "clamped" noise is put into [0, 1] before it is added, as in the authors'
     code: half of it is 0 then, and none negative."""
-    noise = config.sigma * torch.empty_like(images).normal_(generator=generator)
-    if config.noise == "clamped":
+    noise = law.sigma * torch.empty_like(images).normal_(generator=generator)
+    if law.noise == "clamped":
         noise = noise.clamp(0, 1)
     return (images + noise).clamp(0, 1)
 

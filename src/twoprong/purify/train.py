@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from twoprong.attacks.base import evaluating
 from twoprong.checkpoint import Checkpoint
 from twoprong.config import DenoiserConfig
 from twoprong.detect.kernel import DeepKernel, Sample
@@ -13,6 +12,7 @@ from twoprong.models.dunet import DUNet
 from twoprong.models.fast import Compiler
 from twoprong.models.features import Features
 from twoprong.models.layout import channels_last
+from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision, compiler_for, computing
 from twoprong.progress import Progress, silent
 from twoprong.purify.loss import add_noise, denoiser_loss

@@ -67,7 +67,7 @@ def _strips(shown: Shown) -> list[dict[str, Any]]:
     """Rows of pictures of the same things, each with what the bare classifier says of it."""
     strips, classes = [], shown.classes
     for name, images in shown.rows.items():
-        said = shown.defense.logits(images, "clean")[0].argmax(1).tolist()
+        said = shown.defense.classifier(images).argmax(1).tolist()
         cells = [
             {"src": picture(image), "said": classes[guess], "true": classes[true], "right": guess == true}
             for image, guess, true in zip(images, said, shown.labels.tolist(), strict=True)

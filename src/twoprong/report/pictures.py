@@ -26,9 +26,9 @@ def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], se
             "clean": good,
             "adversarial": bad,
             "difference": (0.5 + 10 * (bad - good)).clamp(0, 1),
-            "denoised": defense.denoise(bad, generator(seed, "strips", device=bad.device)),
+            "denoised": defense.restored(bad, "flagged", 1, generator(seed, "strips", device=bad.device)),
         }
-        says = {row: defense.logits(x, "clean")[0].argmax(1).tolist() for row, x in rows.items() if row != "difference"}
+        says = {row: defense.classifier(x).argmax(1).tolist() for row, x in rows.items() if row != "difference"}
         for number, label in enumerate(clean.labels[: len(bad)].tolist()):
             found.append(
                 {

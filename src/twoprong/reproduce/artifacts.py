@@ -4,7 +4,7 @@ import copy
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -22,8 +22,7 @@ from twoprong.defense import Defense, load
 from twoprong.errors import InputError
 from twoprong.evaluation.accelerated import accelerated
 from twoprong.evaluation.pieces import Pieces
-from twoprong.models.featured import Featured
-from twoprong.models.features import FeatureSource
+from twoprong.models.features import Features
 from twoprong.models.precision import Precision
 from twoprong.models.train import accuracy
 from twoprong.progress import Progress, silent
@@ -33,7 +32,7 @@ from twoprong.robust import train_robust
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint
 
-Subject = Defense | nn.Module  # what is measured: a defence, or a classifier alone
+Measured = Defense | nn.Module  # what is measured: a defence, or a classifier alone
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Crafted:
     seconds: float
 
 
-class Workshop:
+class Artifacts:
     """Makes what a cell needs, or finds it in `folder`: names there are digests, so several experiments may share it.
 
     `trained(name)` gives the protected classifier where it is not to be trained here, `surrogates` those that attacks are
@@ -73,7 +72,7 @@ class Workshop:
         self.saved: set[Path] = set()  # bundles that were written for the user, in this run
         self._made: dict[str, Any] = {}
         self._latest: tuple[Any, list[Crafted]] | None = None
-        self._quick: tuple[Subject, Model] | None = None
+        self._quick: tuple[Measured, Model] | None = None
 
     def given(self, name: str) -> nn.Module:
         """The ready-made classifier called `name`."""
@@ -82,13 +81,13 @@ class Workshop:
             self._made[name] = self.trained(name)
         return cast(nn.Module, self._made[name])
 
-    def subject(self, spec: Spec) -> Subject:
+    def measured(self, spec: Spec) -> Measured:
         """What the cell measures."""
         parts = {"classifier", "robust", "set", "extractor", "threshold", "bare", "fresh"}
         key = fingerprint(spec.model_dump(include=parts))
         if key not in self._made:
             self._made[key] = self._protected(spec)[0] if spec.bare else self.defense(spec)
-        return cast(Subject, self._made[key])
+        return cast(Measured, self._made[key])
 
     def surrogate(self, spec: Spec) -> nn.Module:
         """The classifier that a transfer attack is made on: given, or of another seed, so never the protected one itself."""
@@ -116,7 +115,7 @@ class Workshop:
         classifier, work = self._protected(spec)
         others = [self._classifier(spec.extractor, config, None)[0]] if spec.extractor else []
         settings = config.model_dump()
-        features = cast(Featured, others[0]).features if others else None
+        features = Features(others[0]) if others else None
         bundles = [
             self.folder / "bundles" / fingerprint(classifier, self.data_key, settings, fresh, self.precision, *others)[:16]
             for fresh in (spec.fresh, True)
@@ -126,7 +125,7 @@ class Workshop:
         if key not in self._made:
             if not bundle.exists():
                 self._fit(classifier, config, features, None if spec.fresh else work, bundle)
-            self._made[key] = load(bundle, classifier, features=features, device=self.data.train.images.device)
+            self._made[key] = load(bundle, classifier, device=self.data.train.images.device)
         made: Defense = self._made[key]
         if spec.threshold is None:
             return made
@@ -134,17 +133,17 @@ class Workshop:
         test = copy.deepcopy(made.detector)
         test.calibrate(test.reference, detector, self.seed)
         changed = made.config.model_copy(update={"detector": detector})
-        return Defense(made.classifier, test, made.denoiser, changed, made.features.source, made.about)
+        return Defense(**vars(replace(made.parts, detector=test, config=changed)))
 
-    def attacked(self, spec: Spec, subject: Subject, part: Labelled) -> list[Crafted]:
+    def attacked(self, spec: Spec, measured: Measured, part: Labelled) -> list[Crafted]:
         """The images in order, in batches, each attacked as a whole; what does not fill a last batch is left out."""
-        asked = (spec.model_copy(update={"share": None}), subject, part.images.shape)
+        asked = (spec.model_copy(update={"share": None}), measured, part.images.shape)
         if self._latest is None or self._latest[0] != asked:  # the cells of a row often differ in the share only
-            self._latest = asked, self._attacked(spec, subject, part)
+            self._latest = asked, self._attacked(spec, measured, part)
         return self._latest[1]
 
-    def _attacked(self, spec: Spec, subject: Subject, part: Labelled) -> list[Crafted]:
-        target = subject if spec.surrogate is None else self.surrogate(spec)
+    def _attacked(self, spec: Spec, measured: Measured, part: Labelled) -> list[Crafted]:
+        target = measured if spec.surrogate is None else self.surrogate(spec)
         attack = self.scale.attack(spec)
         known = target.config.model_dump() if isinstance(target, Defense) else None
         size = min(spec.batch_size, len(part))
@@ -205,7 +204,7 @@ class Workshop:
         return self._made[key], work
 
     def _fit(
-        self, classifier: nn.Module, config: FitConfig, features: FeatureSource, work: Path | None, bundle: Path
+        self, classifier: nn.Module, config: FitConfig, features: Features | None, work: Path | None, bundle: Path
     ) -> None:
         """Fit, note what it cost, and keep the bundle. With `work` a killed fit goes on, and its seconds are the rest's."""
         device = self.data.train.images.device

@@ -19,13 +19,12 @@ from twoprong.errors import InputError
 from twoprong.evaluation.pieces import Pieces
 from twoprong.evaluation.provenance import made_with
 from twoprong.evaluation.scores import summarise
-from twoprong.evaluation.subjects import Subject as Judged
-from twoprong.evaluation.subjects import judge
+from twoprong.evaluation.subjects import Subject, judge
 from twoprong.measure import partition
 from twoprong.models.precision import Precision
 from twoprong.progress import Progress, silent
 from twoprong.report.reproduction import row_texts, write_comparison
-from twoprong.reproduce.artifacts import Subject, Workshop, variant
+from twoprong.reproduce.artifacts import Artifacts, Measured, variant
 from twoprong.reproduce.tables import Row, Spec, load_experiment, printed, spec_of
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint, write_atomic
@@ -74,12 +73,12 @@ def reproduce(
         raise InputError("--set seed: the seed of a reproduction is that of all its parts; use --seed")
     if not resume and ((out / "work").exists() or (out / "results.json").exists()):
         raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
-    shop = Workshop(work or out / "work", data, chosen, seed, trained, surrogates, held_out, precision, progress)
+    artifacts = Artifacts(work or out / "work", data, chosen, seed, trained, surrogates, held_out, precision, progress)
     grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in experiment.rows]
     for spec in (spec for line in grid for spec in line):
         chosen.config(spec, seed)  # settings that are wrong are said before anything is made
     specs = [spec.model_dump() for line in grid for spec in line]
-    given = [fingerprint(shop.given(one)) for one in sorted({spec["classifier"] for spec in specs})] if trained else []
+    given = [fingerprint(artifacts.given(one)) for one in sorted({spec["classifier"] for spec in specs})] if trained else []
     used = {spec["surrogate"] for spec in specs if spec["surrogate"]}
     if idle := surrogates.keys() - used:
         raise InputError(
@@ -88,7 +87,7 @@ def reproduce(
         )
     theirs = {one: fingerprint(surrogate) for one, surrogate in surrogates.items()}
     settings = [chosen.model_dump(), REVISION, seed, precision]
-    key = fingerprint(specs, given, theirs, settings, shop.data_key, data.test.images, data.test.labels)
+    key = fingerprint(specs, given, theirs, settings, artifacts.data_key, data.test.images, data.test.labels)
     out.mkdir(parents=True, exist_ok=True)
     cells = Pieces(out / "work" / "cells", key, resume=True)
     started, rows = time.perf_counter(), list[dict[str, Any]]()
@@ -96,7 +95,7 @@ def reproduce(
         measured = []
         for number, column in enumerate(experiment.columns):
             spec, place = grid[len(rows)][number], f"{len(rows):03d}-{number:03d}"
-            done = cells.piece(place, lambda s=spec: ({}, _measure(shop, s, out)))[1]  # type: ignore[misc]
+            done = cells.piece(place, lambda s=spec: ({}, _measure(artifacts, s, out)))[1]  # type: ignore[misc]
             measured.append({"column": column.name, **_paper(row, number), **done})
             progress("cells", len(rows) * len(grid[0]) + number + 1, len(specs), f"{row.name}: {column.name}")
         rows.append({"name": row.name, "cells": measured})
@@ -134,17 +133,17 @@ def reproduce(
     return results
 
 
-def _measure(shop: Workshop, spec: Spec, out: Path) -> dict[str, Any]:
+def _measure(artifacts: Artifacts, spec: Spec, out: Path) -> dict[str, Any]:
     """One cell: what was measured, on what, with what."""
-    subject, bundle = shop.subject(spec), None
-    if isinstance(subject, Defense):
+    measured, bundle = artifacts.measured(spec), None
+    if isinstance(measured, Defense):
         bundle = Path("bundles") / variant(spec)
-        if bundle not in shop.saved:
-            shop.saved.add(bundle)
+        if bundle not in artifacts.saved:
+            artifacts.saved.add(bundle)
             (out / "bundles").mkdir(parents=True, exist_ok=True)
-            subject.save(out / bundle, overwrite=True)
+            measured.save(out / bundle, overwrite=True)
     start = time.perf_counter()
-    found = MEASURES[spec.measure](shop, spec, subject)
+    found = MEASURES[spec.measure](artifacts, spec, measured)
     return {
         "unit": "%",
         "interval": None,
@@ -162,61 +161,63 @@ def _measure(shop: Workshop, spec: Spec, out: Path) -> dict[str, Any]:
     }
 
 
-def _clean(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+def _clean(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str, Any]:
     """Accuracy on all test images, in batches drawn at random; what does not fill a batch is left out."""
-    test = shop.data.test
+    test = artifacts.data.test
     size = min(spec.batch_size, len(test))
-    draw = generator(shop.seed, "clean", size, device=test.images.device)
-    judged = [_judge(subject, test[batch].images, test[batch].labels, 1, draw) for batch in partition(len(test), size, draw)]
+    draw = generator(artifacts.seed, "clean", size, device=test.images.device)
+    judged = [
+        _judge(measured, test[batch].images, test[batch].labels, 1, draw) for batch in partition(len(test), size, draw)
+    ]
     return _tally(judged, size)
 
 
-def _attacked(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+def _attacked(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str, Any]:
     """Accuracy on attacked batches, or on clean ones into which a share of their attacked images was put."""
     start = time.perf_counter()
     judged, crafting = [], 0.0
-    for number, made in enumerate(shop.attacked(spec, subject, shop.data.test[: shop.scale.images])):
+    for number, made in enumerate(artifacts.attacked(spec, measured, artifacts.data.test[: artifacts.scale.images])):
         images, device = made.images, made.images.device
         if spec.share is not None:
-            order = torch.randperm(len(images), generator=generator(shop.seed, "mixed", number)).to(device)
+            order = torch.randperm(len(images), generator=generator(artifacts.seed, "mixed", number)).to(device)
             chosen = order[: round(spec.share * len(images))]  # a larger share holds the smaller ones
             images = made.clean.images.index_copy(0, chosen, images[chosen])
-        draw = generator(shop.seed, "score", number, device=device)
-        judged.append(_judge(subject, images, made.clean.labels, shop.scale.draws, draw))
+        draw = generator(artifacts.seed, "score", number, device=device)
+        judged.append(_judge(measured, images, made.clean.labels, artifacts.scale.draws, draw))
         crafting += made.seconds
     # Seconds of crafting come from where the batches were made, which may have been another cell or an earlier run.
     scoring = max(0.0, time.perf_counter() - start - crafting)
     return {
-        **_tally(judged, min(spec.batch_size, shop.scale.images, len(shop.data.test))),
-        "attack": {"name": spec.attack, **asdict(shop.scale.attack(spec))},
-        "surrogate_accuracy": 100 * shop.surrogate_accuracy(spec) if spec.surrogate else None,
+        **_tally(judged, min(spec.batch_size, artifacts.scale.images, len(artifacts.data.test))),
+        "attack": {"name": spec.attack, **asdict(artifacts.scale.attack(spec))},
+        "surrogate_accuracy": 100 * artifacts.surrogate_accuracy(spec) if spec.surrogate else None,
         "seconds": crafting + scoring,
     }
 
 
-def _inference(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
+def _inference(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str, Any]:
     """Seconds for all test images through the deployed object."""
-    test = shop.data.test
-    draw = generator(shop.seed, "inference", device=test.images.device)
+    test = artifacts.data.test
+    draw = generator(artifacts.seed, "inference", device=test.images.device)
     _judge(
-        subject, test.images[: spec.batch_size], test.labels[: spec.batch_size], 1, draw
+        measured, test.images[: spec.batch_size], test.labels[: spec.batch_size], 1, draw
     )  # the first call pays for set-up
     start = time.perf_counter()
-    found = _clean(shop, spec, subject)
+    found = _clean(artifacts, spec, measured)
     if test.images.is_cuda:
         torch.cuda.synchronize(test.images.device)
     return {"ours": time.perf_counter() - start, "unit": "s", "images": found["images"], "batch_size": found["batch_size"]}
 
 
-def _fit_seconds(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
-    return _cost(shop, subject, "fit_seconds", "s")
+def _fit_seconds(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str, Any]:
+    return _cost(artifacts, measured, "fit_seconds", "s")
 
 
-def _fit_memory(shop: Workshop, spec: Spec, subject: Subject) -> dict[str, Any]:
-    return _cost(shop, subject, "fit_memory_mb", "MB")
+def _fit_memory(artifacts: Artifacts, spec: Spec, measured: Measured) -> dict[str, Any]:
+    return _cost(artifacts, measured, "fit_memory_mb", "MB")
 
 
-MEASURES: dict[str, Callable[[Workshop, Spec, Subject], dict[str, Any]]] = {
+MEASURES: dict[str, Callable[[Artifacts, Spec, Measured], dict[str, Any]]] = {
     "clean": _clean,
     "attacked": _attacked,
     "fit seconds": _fit_seconds,
@@ -225,19 +226,19 @@ MEASURES: dict[str, Callable[[Workshop, Spec, Subject], dict[str, Any]]] = {
 }
 
 
-def _cost(shop: Workshop, subject: Subject, fact: str, unit: str) -> dict[str, Any]:
-    assert isinstance(subject, Defense)
+def _cost(artifacts: Artifacts, measured: Measured, fact: str, unit: str) -> dict[str, Any]:
+    assert isinstance(measured, Defense)
     return {
-        "ours": subject.about[fact],
+        "ours": measured.about[fact],
         "unit": unit,
-        "images": len(shop.data.train),
-        "seconds": subject.about["fit_seconds"],
+        "images": len(artifacts.data.train),
+        "seconds": measured.about["fit_seconds"],
     }
 
 
-def _judge(subject: Subject, images: Tensor, labels: Tensor, draws: int, draw: torch.Generator) -> dict[str, Any]:
+def _judge(measured: Measured, images: Tensor, labels: Tensor, draws: int, draw: torch.Generator) -> dict[str, Any]:
     """A batch before what is measured; a classifier alone has no noise to draw."""
-    return judge(Judged(as_target(subject), draws if isinstance(subject, Defense) else 1), images, labels, draw)
+    return judge(Subject(as_target(measured), draws if isinstance(measured, Defense) else 1), images, labels, draw)
 
 
 def _tally(judged: list[dict[str, Any]], size: int) -> dict[str, Any]:

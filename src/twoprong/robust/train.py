@@ -5,12 +5,12 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
-from twoprong.attacks.base import evaluating
 from twoprong.attacks.norms import NORMS
 from twoprong.checkpoint import Checkpoint
 from twoprong.config import AttackConfig, ClassifierConfig
 from twoprong.data.tensors import Labelled
 from twoprong.errors import InputError
+from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision
 from twoprong.models.train import train_classifier
 from twoprong.progress import Progress, silent

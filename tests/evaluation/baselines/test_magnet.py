@@ -72,8 +72,8 @@ def test_what_is_decided_hangs_together(magnet, classifier, batch):
     assert outcome.statistic == pytest.approx(magnet.statistic(mixed).item())
     assert outcome.statistic > outcome.threshold
     assert torch.equal(outcome.logits, classifier(magnet.reform(mixed)))
-    assert torch.equal(outcome.logits, magnet.logits(mixed, "clean")[0])
-    assert not magnet.logits(mixed, "denoise").any()
+    assert torch.equal(outcome.logits, magnet.logits(mixed, "passing")[0])
+    assert not magnet.logits(mixed, "flagged").any()
     accepted = mixed[~outcome.rejected]
     assert magnet.statistic(accepted) == 0
     assert not magnet.decide(accepted).adversarial

@@ -15,7 +15,9 @@ from twoprong.defense import Defense
 from twoprong.evaluation.protocols import Item
 from twoprong.evaluation.run import evaluate
 from twoprong.evaluation.sanity import numbers, probes
-from twoprong.recipe import sample
+from twoprong.models.features import Features
+from twoprong.recipe import paper_defense, sample
+from twoprong.routes import Denoised
 
 EPS = 0.2
 
@@ -42,13 +44,13 @@ def checks(defense, digits, items):
 
 def like(defense, kind):
     """The same parts in a defence of another class."""
-    return kind(
-        copy.deepcopy(defense.classifier),
-        copy.deepcopy(defense.detector),
-        copy.deepcopy(defense.denoiser),
-        defense.config,
-        defense.features.source,
-    )
+    return kind(**vars(copy.deepcopy(defense).parts))
+
+
+def around(defense, classifier):
+    """The same defence around another classifier."""
+    denoiser = copy.deepcopy(defense.flagged.denoiser)
+    return paper_defense(classifier, Features(classifier), copy.deepcopy(defense.detector), denoiser, defense.config)
 
 
 def test_a_sound_defence_passes_every_check(defense, digits):
@@ -59,11 +61,13 @@ def test_a_sound_defence_passes_every_check(defense, digits):
 
 
 def test_gradients_cut_by_detach_are_caught(defense, digits):
-    class Cut(Defense):
-        def denoise(self, images, generator=None):
-            return super().denoise(images.detach(), generator)
+    class Cut(Denoised):
+        def disturb(self, images, draws=1, generator=None):
+            return super().disturb(images.detach(), draws, generator)
 
-    found = checks(like(defense, Cut), digits, [*SHORT, Item("route", "adaptive", RouteAttack(eps=EPS, steps=2))])
+    cut = like(defense, Defense)
+    cut.flagged = Cut(**cut.flagged.networks(), **cut.flagged.settings())
+    found = checks(cut, digits, [*SHORT, Item("route", "adaptive", RouteAttack(eps=EPS, steps=2))])
     assert found["gradients"] == "failed"
 
 
@@ -79,7 +83,7 @@ def test_a_classifier_without_gradients_is_caught_and_the_rest_goes_on(defense, 
             return self.inner(images.detach())
 
     classifier = Cut(copy.deepcopy(defense.classifier))
-    broken = Defense(classifier, copy.deepcopy(defense.detector), copy.deepcopy(defense.denoiser), defense.config)
+    broken = around(defense, classifier)
     evaluation = evaluate(broken, digits.test[:80], protocol=protocol(), batch_size=40, count=40)
     assert not evaluation.reliable
     assert {entry["name"] for entry in evaluation.results["not_run"]} == {"pgd", "pgd half", "evade"}
@@ -105,8 +109,7 @@ def test_a_quantising_step_is_caught(defense, digits):
             return self.inner((images * 8).round() / 8)
 
     classifier = Quantised(copy.deepcopy(defense.classifier))
-    broken = Defense(classifier, copy.deepcopy(defense.detector), copy.deepcopy(defense.denoiser), defense.config)
-    found = checks(broken, digits, SHORT)
+    found = checks(around(defense, classifier), digits, SHORT)
     assert found["gradients"] == "failed"
 
 
@@ -160,7 +163,7 @@ def test_an_attack_of_one_step_is_caught(defense, digits):
 
 def test_a_detector_calibrated_on_its_own_test_batches_is_caught(defense, digits):
     broken = like(defense, Defense)
-    broken.detector.calibrate(sample(broken.features, digits.test.images), broken.config.detector, 0)
+    broken.detector.calibrate(sample(broken.extractor, digits.test.images), broken.config.detector, 0)
     found = checks(broken, digits, SHORT)
     assert found["unseen images"] == "failed"
     assert probes.unseen(defense, digits.test)["status"] == "passed"

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoprong.attacks.base import Attack, Best, evaluating
+from twoprong.attacks.base import Attack, Best
 from twoprong.attacks.losses import margin
-from twoprong.attacks.target import Route, Target
+from twoprong.attacks.target import ROLES, Role, Target
 from twoprong.data.tensors import check_images
 from twoprong.errors import InputError
-from twoprong.evaluation.subjects import Refusal
+from twoprong.evaluation.baselines.parts import Refusal
 from twoprong.models.features import full
+from twoprong.models.modes import evaluating
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator, initialised
 
@@ -66,6 +67,7 @@ class MagNet(nn.Module):
     """
 
     coupled = False  # every image is judged by itself
+    routes = ROLES
     classifier: nn.Module
     limits: Tensor
 
@@ -107,14 +109,14 @@ class MagNet(nn.Module):
         return torch.stack([error.abs().mean(1), error.square().mean(1), *divergences], 1)
 
     def logits(
-        self, images: Tensor, route: Route | None = None, draws: int = 1, generator: torch.Generator | None = None
+        self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
         """Logits (1, N, classes) of the reconstructions; there is no noise.
 
-        What is flagged is refused, so on the route "denoise" there is nothing to gain: all classes are equal there.
+        What is flagged is refused, so on the flagged route there is nothing to gain: all classes are equal there.
         """
         logits = full(self.classifier(self.reform(images)))[None]
-        return 0 * logits if route == "denoise" else logits
+        return 0 * logits if route == "flagged" else logits
 
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         """The mean over the images of max(excess, 0), as a scalar: zero when nobody is refused."""

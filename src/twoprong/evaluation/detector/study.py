@@ -28,7 +28,7 @@ class Pool:
 
     @torch.no_grad()
     def __init__(self, defense: Defense, images: Tensor) -> None:
-        detector, seen = defense.detector, sample(defense.features, images)
+        detector, seen = defense.detector, sample(defense.extractor, images)
         self.defense, self.images = defense, images
         self.k_yy, self.k_xy = detector.kernel(seen, seen), detector.kernel(detector.reference, seen)
 
@@ -128,7 +128,7 @@ class Study:
             index = batch.to(pool.images.device)
             images, true = pool.images[index], labels[index]
             defended += int((self.defense(images, draw).labels == true).sum())
-            undefended += int((self.defense.logits(images, "clean")[0].argmax(1) == true).sum())
+            undefended += int((self.defense.classifier(images).argmax(1) == true).sum())
             seen += len(index)
         rates = self.rate(pool, batches, size, count)
         distinct = min(seen, count)  # batches repeat images: the interval is for as many as there are

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoprong.attacks.base import evaluating
 from twoprong.attacks.losses import margin
-from twoprong.attacks.target import Route, Target
+from twoprong.attacks.target import Role, Target
 from twoprong.data.tensors import Labelled
 from twoprong.evaluation.sanity.finding import FAR, Finding, finding, not_memory
+from twoprong.models.modes import evaluating
 from twoprong.seeds import generator
 
 ALIKE = 0.8  # cosine of two gradients, or share of equal labels; bf16 rounds away less
@@ -20,7 +20,7 @@ def check_gradients(target: Target, batch: Labelled, eps: float, seed: int) -> F
     start = _near(batch.images, eps, seed)
     values: dict[str, Any] = {}
     problems = []
-    for route in ("clean", "denoise"):
+    for route in target.routes:
         try:
             zero, wrong = _loss_gradients(target, start, batch.labels, route, seed)
         except RuntimeError as error:
@@ -42,7 +42,7 @@ def check_gradients(target: Target, batch: Labelled, eps: float, seed: int) -> F
         problems.append(f"the statistic cannot be differentiated ({str(error).splitlines()[0]})")
     return finding(
         "gradients",
-        "Do both routes and the statistic have gradients, not zero, that agree with finite differences?",
+        "Do the routes and the statistic have gradients, not zero, that agree with finite differences?",
         not problems,
         "; ".join(problems) or "they exist, are not zero, and agree with finite differences",
         **values,
@@ -57,7 +57,7 @@ def check_copy(deployed: Target, attacked: Target, batch: Labelled, eps: float, 
     )
     start, values = _near(batch.images, eps, seed), dict[str, float]()
     try:
-        for route in ("clean", "denoise"):
+        for route in deployed.routes:
             (exact, slopes), (copied, others) = (
                 _look(one, start, batch.labels, route, seed) for one in (deployed, attacked)
             )
@@ -79,7 +79,7 @@ def _near(images: Tensor, eps: float, seed: int) -> Tensor:
     return (images + eps * (2 * torch.rand(images.shape, generator=draw, device=images.device) - 1)).clamp(0, 1)
 
 
-def _look(target: Target, images: Tensor, labels: Tensor, route: Route, seed: int) -> tuple[Tensor, Tensor]:
+def _look(target: Target, images: Tensor, labels: Tensor, route: Role, seed: int) -> tuple[Tensor, Tensor]:
     """The labels given on a route and the gradient of the margin, always with the same noise."""
     with evaluating(target), torch.enable_grad():
         leaf = images.detach().requires_grad_()
@@ -95,7 +95,7 @@ def _statistic_slope(target: Target, images: Tensor) -> Tensor:
     return gradient
 
 
-def _loss_gradients(target: Target, images: Tensor, labels: Tensor, route: Route, seed: int) -> tuple[float, float]:
+def _loss_gradients(target: Target, images: Tensor, labels: Tensor, route: Role, seed: int) -> tuple[float, float]:
     """The share of zero gradients of the margin, and the median relative error along the gradient of those that are not."""
 
     def value(x: Tensor) -> Tensor:  # the same noise at every call

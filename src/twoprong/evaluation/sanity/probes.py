@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.apgd import APGD
-from twoprong.attacks.base import Attack, evaluating
+from twoprong.attacks.base import Attack
 from twoprong.attacks.evade import Evade
 from twoprong.attacks.pgd import PGD
-from twoprong.attacks.target import Route, Target
+from twoprong.attacks.target import Role, Target
 from twoprong.data.tensors import Labelled, image_digests
 from twoprong.defense import Defense
 from twoprong.evaluation.sanity.finding import NEARLY_ZERO, POINT, Finding, finding, not_memory
-from twoprong.models.features import full
+from twoprong.models.modes import evaluating
 from twoprong.seeds import generator
 
 
@@ -42,7 +42,7 @@ def consistent(target: Target, batches: Iterable[Tensor], seed: int) -> Finding:
     for images in batches:
         with evaluating(target), torch.no_grad():
             outcome = target.decide(images, generator(seed, "sanity", "same", device=images.device))
-            route: Route = "denoise" if outcome.adversarial else "clean"
+            route: Role = "flagged" if outcome.adversarial else "passing"
             logits = target.logits(images, route, 1, generator(seed, "sanity", "same", device=images.device))[0]
         same += int((outcome.logits.argmax(1) == logits.argmax(1)).sum())
         seen += len(images)
@@ -103,22 +103,15 @@ def large_budget(target: Target, batch: Labelled, seed: int) -> Finding:
     )
 
 
-class Noiseless:
-    """The known-broken pipeline: denoiser and classifier without noise and without a test."""
-
-    def __init__(self, defense: Defense) -> None:
-        self.defense = defense
-
-    def __call__(self, images: Tensor) -> Tensor:
-        return full(self.defense.classifier(full(self.defense.denoiser(images)).clamp(0, 1)))
-
-
 def broken(defense: Defense, batch: Labelled, eps: float, norm: str, seed: int, bare: float) -> Finding:
     """A pipeline known to be broken must break, or the attack is not worth much.
 
     Not where the classifier by itself withstands this budget. A denoiser may take a small one away: twice it is tried too.
     """
-    name, question = "broken pipeline", "Does denoiser + natural classifier, without noise and test, fall to about zero?"
+    name, question = "broken pipeline", "Does the flagged route without noise, and without a test, fall to about zero?"
+    weak = defense.flagged.broken()
+    if weak is None:
+        return finding(name, question, "not applicable", f"nothing of a {defense.flagged.kind} route is known to break")
     if bare > 2 * NEARLY_ZERO:
         return finding(name, question, "not applicable", f"PGD leaves the bare classifier {bare:.1%} at this budget")
     left = {}
@@ -127,7 +120,7 @@ def broken(defense: Defense, batch: Labelled, eps: float, norm: str, seed: int, 
         attack = APGD(eps=factor * eps, norm=norm, steps=100)
         try:
             with evaluating(defense):
-                left[f"{factor}x"] = attack(Noiseless(defense), batch.images, batch.labels, draw).accuracy
+                left[f"{factor}x"] = attack(weak, batch.images, batch.labels, draw).accuracy
         except RuntimeError as error:
             not_memory(error)
             return finding(name, question, False, f"the attack could not run: {str(error).splitlines()[0]}")

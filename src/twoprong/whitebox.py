@@ -1,0 +1,90 @@
+"""The defence as an attacker who knows everything sees it: both routes and the test, differentiable. A `Target`."""
+
+import torch
+from torch import Tensor, nn
+
+from twoprong.attacks.target import ROLES, Role
+from twoprong.config import FitConfig
+from twoprong.detect.detector import Detector
+from twoprong.detect.kernel import Sample
+from twoprong.detect.mmd import mmd2
+from twoprong.models.features import Features
+from twoprong.routes import Route
+
+
+class WhiteBox(nn.Module):
+    """What attacks may ask of a defence. It decides nothing: `Defense` does."""
+
+    coupled = True  # a batch is judged as one
+    routes = ROLES
+    extractor: Features
+    detector: Detector
+    passing: Route
+    flagged: Route
+    config: FitConfig
+
+    def route(self, role: Role) -> Route:
+        return self.flagged if role == "flagged" else self.passing
+
+    def logits(
+        self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """Logits (draws, N, classes) on a route, or on the one the batch takes; exact gradients in the images.
+
+        A route without noise gives one draw; the draws of another are computed as one batch.
+        """
+        if route is None:
+            with torch.no_grad():
+                route = "flagged" if self._flags(images) else "passing"
+        return self.route(route).logits(images, draws, generator)
+
+    def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
+        """MMD-OPT of the batch against the deployed reference, as a scalar tensor differentiable in the images.
+
+        Against other images (`reference`) it is the paper's form on the same kernel; nothing deployed uses that.
+        """
+        batch = self._sample(images)
+        if reference is None:
+            return self.detector.statistic(batch)
+        other, kernel = self._sample(reference), self.detector.kernel
+        return mmd2(kernel(other, other), kernel(batch, batch), kernel(other, batch))
+
+    def threshold(self, size: int) -> float:
+        """The statistic at which a batch of `size` is flagged."""
+        return self.detector.threshold(size)
+
+    def restored(
+        self, images: Tensor, route: Role = "flagged", draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """What a route shows its classifier (draws·N, C, H, W): by the paper's flagged route, denoised images."""
+        chosen = self.route(route)
+        return chosen.restore(chosen.disturb(images, draws, generator))
+
+    def classified(self, seen: Tensor, route: Role = "flagged") -> Tensor:
+        """A route's logits (N, classes) for what it shows its classifier."""
+        return self.route(route).classify(seen)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The features (N, d) that the test sees."""
+        return self.extractor(images)[1]
+
+    def witness(self, images: Tensor, others: Tensor) -> Tensor:
+        """How conspicuous each image is among `others`: mean k(others, z) - mean k(reference, z), differentiable.
+
+        The witness function of MMD (Gretton et al. 2012): putting the image z into a batch of n raises the statistic by
+        2/n of it, up to terms of second order and what does not depend on z.
+        """
+        seen, rest, kernel = self._sample(images), self._sample(others), self.detector.kernel
+        return kernel(rest, seen).mean(0) - kernel(self.detector.reference, seen).mean(0)
+
+    def reference_images(self) -> Tensor:
+        return self.detector.reference_pixels
+
+    def _sample(self, images: Tensor) -> Sample:
+        return Sample(images, self.embed(images))
+
+    def _flags(self, images: Tensor) -> bool:
+        """The route of a batch, without the p-value: what an attacker asks at every step."""
+        if len(images) < self.detector.batch_sizes[0]:
+            return self.config.on_small_batch == "denoise"
+        return self.detector.flags(self.statistic(images).item(), len(images))

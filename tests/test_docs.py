@@ -121,6 +121,13 @@ def test_every_module_is_on_the_map():
         assert {module.as_posix(), *(f"{parent.as_posix()}/" for parent in module.parents)} & named, module
 
 
+def test_what_is_on_the_map_is_there():
+    named = re.findall(r"`([\w./-]+(?:\.py|/))`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert named
+    places = (ROOT, PACKAGE, ROOT / "tests")
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
 def test_every_test_tool_and_page_is_on_the_map():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for folder in (path for path in (ROOT / "tests").rglob("*") if path.is_dir() and any(path.glob("test_*.py"))):

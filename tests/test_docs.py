@@ -72,7 +72,10 @@ def test_no_page_scrolls_sideways_or_asks_another_machine(site, address, browser
 def test_the_search_finds_an_attack(address, browser):
     page = browser.new_page()
     page.goto(address + "index.html")
-    page.get_by_role("textbox", name="Search").fill("evade")
+    box, state = page.get_by_role("textbox", name="Search"), page.locator(".md-search-result__meta")
+    box.click()
+    state.filter(has_text="Type to start searching").wait_for()  # letters typed before the index is there are lost
+    box.press_sequentially("evade")
     page.locator(".md-search-result__item").first.wait_for()
     assert page.locator(".md-search-result__link[href*='attacks.html']").count() > 0
 

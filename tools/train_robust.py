@@ -61,7 +61,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of R, e.g. beta=3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--start", type=Path, help="weights that R begins with, instead of random ones")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
+    parser.add_argument(
+        "--record-all", action="store_true", help="record the whole step as CUDA graphs, not the attack alone"
+    )
     parser.add_argument("--limit", type=int, help="learn from so many images only, for a trial")
     parser.add_argument("--benchmark", action="store_true", help="only measure the seconds of a step")
     return parser.parse_args()
@@ -123,18 +127,19 @@ def made(
 ) -> tuple[Trainer, Exam]:
     precision = "bf16" if learn.images.is_cuda else "fp32"
     compiler = None if arguments.eager else compiler_for(precision, learn.images)
-    trainer = Trainer(config, learn, 10, arguments.seed, helper, precision, compiler)
+    start = load_weights(arguments.start) if arguments.start and helper is not None else None
+    trainer = Trainer(config, learn, 10, arguments.seed, helper, precision, compiler, start, arguments.record_all)
     attack = None if config.method == "natural" else config.attack
     exam = Exam(trainer.average.model, held_out, attack, trainer.size, precision, compiler)
     return trainer, exam
 
 
 def affordable(trainer: Trainer, config: RobustConfig, deadline: float) -> int:
-    """How many epochs fit: a step is timed in each phase of the training; 4 % are kept for the examinations."""
+    """How many epochs fit: a step is timed in each phase; a tenth is kept for examinations and slow spells."""
     edges = sorted({0.0, config.awp_from, config.early_until, 1.0})
     step = sum((end - begin) * trainer.rehearse((begin + end) / 2) for begin, end in pairwise(edges))
     say(f"{1000 * step:.1f} ms a step on average, {step * trainer.per_epoch:.2f} s an epoch")
-    return max(1, int(0.96 * (deadline - time.time()) / (step * trainer.per_epoch)))
+    return max(1, int(0.9 * (deadline - time.time()) / (step * trainer.per_epoch)))
 
 
 def benchmark(config: RobustConfig, learn: Labelled, arguments: argparse.Namespace) -> None:

@@ -1,5 +1,7 @@
 """The gate's arithmetic against loops, and the search for small margins where the smallest one is known."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -32,7 +34,7 @@ def test_a_curve_runs_from_the_robust_network_alone_to_the_accurate_one():
     assert points[0].deferred == 0
     assert points[0].clean == pytest.approx(margins.right.double().mean().item())
     assert points[-1].deferred == pytest.approx(0.9, abs=0.02)
-    assert all(later.robust <= earlier.robust for earlier, later in zip(points, points[1:], strict=False))
+    assert all(later.robust <= earlier.robust for earlier, later in pairwise(points))
 
 
 class Linear(nn.Module):

@@ -31,11 +31,17 @@ class Method(ABC):
         averages see whatever passes here, which is what the model will be fed.
         """
 
+    def gradients(self, model: nn.Module, images: Tensor, adversarial: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """The loss and its gradients, one for each of the model's parameters."""
+        loss = self.loss(model, images, adversarial, labels)
+        return (loss.detach(), *torch.autograd.grad(loss, list(model.parameters())))
+
     def backward(self, model: nn.Module, images: Tensor, adversarial: Tensor, labels: Tensor) -> Tensor:
         """Leave the loss's gradients in the parameters; the loss itself is returned."""
-        loss = self.loss(model, images, adversarial, labels)
-        loss.backward()
-        return loss.detach()
+        loss, *gradients = self.gradients(model, images, adversarial, labels)
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        return loss
 
 
 @dataclass(frozen=True)
@@ -129,12 +135,12 @@ class AWP(Method):
     def loss(self, forward: Forward, images: Tensor, adversarial: Tensor, labels: Tensor) -> Tensor:
         return self.method.loss(forward, images, adversarial, labels)
 
-    def backward(self, model: nn.Module, images: Tensor, adversarial: Tensor, labels: Tensor) -> Tensor:
+    def gradients(self, model: nn.Module, images: Tensor, adversarial: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         weights = [parameter for parameter in model.parameters() if parameter.ndim > 1]
         with kept(model.buffers()):  # batch norm's averages move once a step, not twice
             gradients = torch.autograd.grad(self.loss(model, images, adversarial, labels), weights)
         with moved(weights, gradients, self.gamma):
-            return super().backward(model, images, adversarial, labels)
+            return super().gradients(model, images, adversarial, labels)
 
 
 @contextmanager

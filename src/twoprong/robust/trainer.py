@@ -1,6 +1,7 @@
 """A robust training made fast: images stay on the GPU, the attacker is recorded, the network compiled, weights averaged."""
 
 import time
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -9,22 +10,25 @@ from torch import Tensor, nn
 from twoprong.attacks.losses import margin
 from twoprong.config import AttackConfig
 from twoprong.data.tensors import Labelled
-from twoprong.models.fast import Compiler, fast
+from twoprong.models.fast import Compiler, Replayed, fast
 from twoprong.models.layout import channels_last
 from twoprong.models.precision import Precision, computing
 from twoprong.models.zoo import build
 from twoprong.robust.attack import InnerAttack, view
 from twoprong.robust.augment import AUGMENTATIONS
 from twoprong.robust.average import Average
-from twoprong.robust.losses import kept
+from twoprong.robust.losses import AWP, Method, kept
 from twoprong.robust.settings import RobustConfig
 from twoprong.seeds import generator, initialised
+
+Gradients = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
 class Trainer:
     """One training, step by step. `average.model` is its result, `state` what a checkpoint has to hold beside `optimiser`.
 
-    A function of the arguments up to the rounding of the device. `helper` is the accurate network that HAT needs.
+    A function of the arguments up to the rounding of the device. `helper` is the accurate network that HAT needs; `start`
+    gives the weights to begin with. `record_all` records the training's own passes as CUDA graphs too, not just the attack.
     """
 
     def __init__(
@@ -36,14 +40,19 @@ class Trainer:
         helper: nn.Module | None = None,
         precision: Precision = "fp32",
         compiler: Compiler | None = None,
+        start: nn.Module | None = None,
+        record_all: bool = False,
     ) -> None:
         self.config, self.data, self.precision = config, data, precision
         self.device = data.images.device
         self.recorded = compiler is not None and self.device.type == "cuda"
+        self.record_all = record_all and self.recorded
         self.size = min(config.batch_size, len(data))
         self.per_epoch = len(data) // self.size
         with initialised(seed, "robust"):
             model = build(config.model, classes, data.images.shape[1])
+        if start is not None:
+            model.load_state_dict(start.state_dict())
         self.model = channels_last(model.to(self.device)).train()
         self.forward = self.model if compiler is None else cast(nn.Module, compiler(self.model, dynamic=False))
         self.view = view(self.model, compiler)
@@ -61,6 +70,7 @@ class Trainer:
         self.draw = generator(seed, "robust order", device=self.device)
         self.augment = AUGMENTATIONS[config.augment]
         self._attacks: dict[AttackConfig, InnerAttack] = {}
+        self._gradients: dict[bool, Gradients] = {}
 
     def epoch(self, number: int) -> float:
         """The epoch of that number, from 0; returns its mean loss."""
@@ -79,11 +89,24 @@ class Trainer:
         attacked = self._attack(self.config.attacker(done))(images, labels, self.draw) if method.attacked else images
         for group in self.optimiser.param_groups:
             group["lr"] = self.config.rate(done)
-        self.optimiser.zero_grad()
-        with computing(self.precision, self.device):
-            loss = method.backward(self.forward, images, attacked, labels)
+        loss, *gradients = self._gradients_of(method)(images, attacked, labels)
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
         self.optimiser.step()
+        self.optimiser.zero_grad()
         return loss
+
+    def _gradients_of(self, method: Method) -> Gradients:
+        """The loss and its gradients as a function of a batch; on a GPU with `record_all` one launch, as the attack is."""
+        kind = isinstance(method, AWP)
+        if kind not in self._gradients:
+
+            def gradients(images: Tensor, attacked: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+                with computing(self.precision, self.device):
+                    return method.gradients(self.forward, images, attacked, labels)
+
+            self._gradients[kind] = Replayed(gradients) if self.record_all else gradients
+        return self._gradients[kind]
 
     def _attack(self, settings: AttackConfig) -> InnerAttack:
         if settings not in self._attacks:
@@ -104,7 +127,6 @@ class Trainer:
             seconds = (self._clock() - began) / steps
         for slots in self.optimiser.state.values():
             slots["momentum_buffer"].zero_()
-        self.optimiser.zero_grad()
         self.draw.set_state(kept_draw)
         return seconds
 

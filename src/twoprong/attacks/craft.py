@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from twoprong.attacks.base import REVISION
 from twoprong.attacks.mma import MMA
 from twoprong.config import AttackConfig
 from twoprong.data.tensors import Labelled
@@ -23,12 +24,14 @@ def craft(
     """The adversarial counterpart (MMA) of every image, in order.
 
     With `cache`, every finished chunk is a file of its own in a folder named after the classifier's weights, the images,
-    the labels and the settings: a killed run goes on where it stopped, and a changed ingredient never meets an old file.
+    the labels, the settings and the attacks' revision: a killed run goes on where it stopped, and a changed ingredient never
+    meets an old file.
     """
     attack = MMA(eps=config.eps, norm=config.norm, step=config.step, steps=config.steps, targets=config.targets)
     folder = None
     if cache is not None:
-        folder = cache / f"crafted-{fingerprint(classifier, data.images, data.labels, config.model_dump())[:32]}"
+        key = fingerprint(classifier, data.images, data.labels, config.model_dump(), REVISION)
+        folder = cache / f"crafted-{key[:32]}"
         folder.mkdir(parents=True, exist_ok=True)
     chunks = []
     starts = range(0, len(data), config.batch_size)

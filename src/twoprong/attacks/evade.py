@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best, loss_gradient
-from twoprong.attacks.gauge import Gauge, drawn_back, statistic_gradient
+from twoprong.attacks.gauge import Gauge, drawn_back, statistic_gradient, value_of
 from twoprong.attacks.losses import LOSSES, Loss, mean_margin
 from twoprong.attacks.target import Target
 from twoprong.config import Count, NotNegative, Numbers
@@ -69,10 +69,10 @@ class Evade(Attack):
                 gradient = gradient - penalty * slope / gauge.scale
             x = self.move(x, gradient, step, images)
         with torch.no_grad():
-            passes = target.statistic(x).item() < gauge.threshold
+            passes = value_of(target.statistic(x)) < gauge.threshold
             if hide and not passes and not best.score.isfinite().any():
                 x = drawn_back(target, images, x, gauge)
-                passes = target.statistic(x).item() < gauge.threshold
+                passes = value_of(target.statistic(x)) < gauge.threshold
             if passes == hide:
                 logits = target.logits(x, "passing" if hide else "flagged", self.draws, generator)
                 best.offer(x, mean_margin(logits, labels))

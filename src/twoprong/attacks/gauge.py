@@ -1,5 +1,6 @@
 """The test as attacks see it: how far a batch is from being flagged, and how to bring it to the wanted side."""
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +27,18 @@ class Gauge(NamedTuple):
         if threshold == float("inf"):
             return cls(threshold, 1.0)
         with torch.no_grad():
-            return cls(threshold, max(abs(threshold), abs(target.statistic(images).item()), 1e-6))
+            clean = abs(value_of(target.statistic(images)))
+        return cls(threshold, max(abs(threshold), clean if math.isfinite(clean) else 0.0, 1e-6))
 
     def excess(self, statistic: "float | Tensor") -> Any:
         """Positive when the statistic is above the threshold less a tenth of the scale."""
         return (statistic - self.threshold) / self.scale + (1 - AIM)
+
+
+def value_of(statistic: Tensor) -> float:
+    """The statistic as a number: infinite where it is not finite, because such a batch is flagged."""
+    value = statistic.item()
+    return value if math.isfinite(value) else math.inf
 
 
 def statistic_gradient(target: Target, images: Tensor) -> tuple[float, Tensor]:
@@ -38,7 +46,7 @@ def statistic_gradient(target: Target, images: Tensor) -> tuple[float, Tensor]:
     with torch.enable_grad():
         leaf = images.detach().requires_grad_()
         statistic = target.statistic(leaf)
-        return statistic.item(), torch.autograd.grad(statistic, leaf)[0]
+        return value_of(statistic), torch.autograd.grad(statistic, leaf)[0]
 
 
 @torch.no_grad()
@@ -47,11 +55,11 @@ def drawn_back(target: Target, images: Tensor, found: Tensor, gauge: Gauge) -> T
 
     It stays a tenth below the threshold where the clean batch does. Where that is flagged itself, it is what comes back.
     """
-    room = 0.0 if gauge.excess(target.statistic(images).item()) < 0 else 1 - AIM
+    room = 0.0 if gauge.excess(value_of(target.statistic(images))) < 0 else 1 - AIM
     passing, flagged = 0.0, 1.0
     for _ in range(HALVINGS):
         share = (passing + flagged) / 2
-        if gauge.excess(target.statistic(images + share * (found - images)).item()) < room:
+        if gauge.excess(value_of(target.statistic(images + share * (found - images)))) < room:
             passing = share
         else:
             flagged = share

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack
+from twoprong.attacks.gauge import value_of
 from twoprong.attacks.losses import margin
 from twoprong.attacks.target import Target, Transparent, transparent
 from twoprong.config import Count, NotNegative, Numbers
@@ -37,7 +38,7 @@ class Greedy(Attack):
 
         def passes(count: int) -> bool:
             with torch.no_grad():
-                return target.statistic(with_best(count)).item() < threshold
+                return value_of(target.statistic(with_best(count))) < threshold
 
         low, high = 0, len(order)
         if passes(high):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, Best
-from twoprong.attacks.gauge import Gauge, drawn_back
+from twoprong.attacks.gauge import Gauge, drawn_back, value_of
 from twoprong.attacks.losses import margin, mean_margin
 from twoprong.attacks.target import Target, Transparent, transparent
 from twoprong.config import Count, NotNegative, Number
@@ -64,11 +64,11 @@ class Match(Attack):
                 excess = gauge.excess(statistic).clamp_min(0)
                 objective = (weight * gap.clamp_max(self.kappa) - distance / first).mean() - penalty * excess
                 (gradient,) = torch.autograd.grad(objective, leaf)
-            if statistic.item() < gauge.threshold:
+            if value_of(statistic) < gauge.threshold:
                 unflagged.offer(x, gap.detach())
             x = self.move(x, gradient, step, images)
         with torch.no_grad():
-            if target.statistic(x).item() < gauge.threshold:
+            if value_of(target.statistic(x)) < gauge.threshold:
                 unflagged.offer(x, margin(target.logits(x, "passing")[0], labels))
         passes = bool(unflagged.score.isfinite().all())
         return unflagged.images if passes else x, passes

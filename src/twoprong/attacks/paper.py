@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack, loss_gradient
+from twoprong.attacks.gauge import value_of
 from twoprong.attacks.losses import cross_entropy
 from twoprong.attacks.target import Role, Target
 from twoprong.config import Count, NotNegative
@@ -32,7 +33,7 @@ class Paper(Attack):
                 leaf = x.detach().requires_grad_()
                 statistic = target.statistic(leaf, images)
                 (up,) = torch.autograd.grad(statistic, leaf)
-            route: Role = "passing" if statistic.item() < threshold else "flagged"
+            route: Role = "passing" if value_of(statistic) < threshold else "flagged"
             gradient = loss_gradient(target, x, labels, cross_entropy, generator, route, self.draws).gradient
             x = self.move(x, up + self.alpha * gradient / len(images), step, images)
         return x

@@ -26,6 +26,7 @@ from twoprong.evaluation.run import check_folder
 from twoprong.evaluation.run import evaluate as run_evaluation
 from twoprong.models.precision import Precision as ComputePrecision
 from twoprong.progress import Progress
+from twoprong.report.words import intervals, plural
 from twoprong.results import EvaluationResults
 from twoprong.results.scores import Score
 
@@ -99,17 +100,23 @@ def _surrogate(
 
 def _show(results: EvaluationResults, directory: Path) -> None:
     run = results.run
-    table = Table(title=f"{run.protocol}: {run.images} images in batches of {run.batch_size}, {run.norm} {run.eps:.4g}")
+    batches = plural(len(results.batches), "batch", "batches")
+    title = f"{run.protocol}: {run.images} images in {batches} of {run.batch_size}, {run.norm} {run.eps:.4g}"
+    table = Table(title=title)
     for column in ("threat model", "attack", "defended", "95 % interval", "bare", "flagged"):
         table.add_column(column, justify="left" if column in ("threat model", "attack") else "right")
     table.add_row("none", "clean images", *_cells(results.clean.subjects))
     for attack in results.attacks:
         table.add_row(attack.threat_model, escape(attack.name), *_cells(attack.subjects))
-    worst = results.worst_case["defense"]
-    low, high = worst.per_batch_interval
     table.add_section()
-    table.add_row("worst case", "per batch", f"[bold]{worst.per_batch:.1%}[/bold]", f"{low:.1%} - {high:.1%}", "", "")
+    worst = results.worst_case.get("defense")
+    if worst is None:
+        table.add_row("worst case", "not known: no attack that counts could run", *[""] * 4)
+    else:
+        low, high = worst.per_batch_quoted
+        table.add_row("worst case", "per batch", f"[bold]{worst.per_batch:.1%}[/bold]", f"{low:.1%} - {high:.1%}", "", "")
     out.print(table)
+    out.print(intervals(results), highlight=False)
     for check in results.sanity:
         if check.status in ("failed", "not converged"):
             out.print(f"{check.status}: {check.name}: {escape(check.detail)}", highlight=False)
@@ -118,6 +125,6 @@ def _show(results: EvaluationResults, directory: Path) -> None:
 
 def _cells(subjects: dict[str, Score]) -> tuple[str, str, str, str]:
     mine = subjects["defense"]
-    low, high = mine.interval
+    low, high = mine.quoted
     flagged = "–" if mine.flagged is None else f"{mine.flagged:.0%}"
     return f"{mine.accuracy:.1%}", f"{low:.1%} - {high:.1%}", f"{subjects['bare'].accuracy:.1%}", flagged

@@ -8,8 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from twoprong.errors import InputError
+from twoprong.evaluation.provenance import origin
+from twoprong.results.part import Origin
 from twoprong.storage import load_tensors, save_tensors, write_atomic
 
+MADE_BY = "made_by"  # in a file: the source and the libraries that made the piece
 Piece = tuple[Mapping[str, Tensor], dict[str, Any]]  # tensors, and numbers that JSON can write
 
 
@@ -17,11 +20,13 @@ class Pieces:
     """A folder of pieces that belong to one `key`, which names everything they depend on; without a folder, the memory.
 
     A folder with pieces is only taken with `resume`, and only if they were made under the same key (InputError otherwise):
-    nobody's hours are deleted, and no numbers are mixed that belong to two runs.
+    nobody's hours are deleted, and no numbers are mixed that belong to two runs. `origins` says what the pieces that were
+    read here were made with.
     """
 
     def __init__(self, folder: Path | None, key: str, resume: bool = False) -> None:
         self.folder = folder
+        self.origins: list[Origin] = []
         self.memory: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = {}
         if folder is None:
             return
@@ -33,6 +38,7 @@ class Pieces:
                 f"{folder}: these results were made with other weights, images or settings; repeat the command they were "
                 "made with, or choose another --out"
             )
+        self.now = origin()
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(note, lambda file: file.write_text(json.dumps({"key": key}) + "\n", encoding="utf-8"))
 
@@ -41,7 +47,14 @@ class Pieces:
 
     def read(self, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """A piece that is there."""
-        return self.memory[name] if self.folder is None else load_tensors(self._file(self.folder, name))
+        if self.folder is None:
+            return self.memory[name]
+        tensors, numbers = load_tensors(self._file(self.folder, name))
+        unknown = {"commit": None, "twoprong": "unknown", "torch": "unknown"}  # older versions did not note it
+        made = Origin.model_validate(numbers.pop(MADE_BY, unknown))
+        if made not in self.origins:
+            self.origins.append(made)
+        return tensors, numbers
 
     def piece(self, name: str, make: Callable[[], Piece]) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The piece called `name`: read if it is there, else made, kept and returned. It is never made twice."""
@@ -52,7 +65,7 @@ class Pieces:
             else:
                 file = self._file(self.folder, name)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                save_tensors(file, tensors, numbers)
+                save_tensors(file, tensors, {**numbers, MADE_BY: self.now.as_dict()})
         return self.read(name)
 
     @staticmethod

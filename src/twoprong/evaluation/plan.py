@@ -23,6 +23,7 @@ from twoprong.seeds import generator
 from twoprong.storage import fingerprint
 
 FORMAT: Final = 1  # of results.json
+CHECKED = {"quick": 50}  # images that sanity checks attack; of other protocols a whole batch
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ class Plan:
         subjects = ("defense", "bare", flagged, "reject", *there)
         large = max(self.data.images.shape[2:]) > 64
         return Setting(self.eps, self.norm, subjects, self.batch_size, large, flagged)
+
+    @property
+    def checked(self) -> int:
+        """How many images the sanity checks attack."""
+        return max(self.defense.detector.batch_sizes[0], CHECKED.get(self.name, self.batch_size))
 
     def items(self) -> list[Item]:
         return protocol_items(self.protocol, self.setting) if isinstance(self.protocol, str) else list(self.protocol)

@@ -16,6 +16,8 @@ THREATS = (*KNOWLEDGE, "partial", "disrupt")
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.5, 2.0)  # of the headline budget: 1, 2, 4, 6, 12 and 16/255 beside 8/255
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of a batch's slots
 HIDING: dict[str, Any] = {"steps": 100, "penalties": (1.0, 10.0, 100.0)}  # in 40 steps few photographs get past the test
+SCORING = 15.0  # passes of an attacked batch before all subjects
+PASSES = {"route": 3.0, "evade": 1.6, "match": 3.0, "greedy": 3.0, "autoattack-rand": 2.0, "cw": 5.0}  # a step; else one
 ANY_IMAGE = 1.0  # a budget (linf) that lets an attacker send whatever he likes
 
 
@@ -56,11 +58,16 @@ class Item:
         return f"attacks/{name}/{batch:05d}"
 
     def cost(self) -> float:
-        """A rough number of passes per image, to estimate the time left."""
+        """A rough number of passes per image, scoring included, to estimate the time left."""
         settings = self.settings()
         runs = settings.get("restarts", 1) * len(settings.get("penalties", settings.get("weights", (1,))))
-        draws = settings.get("draws", 1) if self.key not in ("evade", "match") else 2
-        return 1.0 + settings.get("steps", 1) * runs * draws * {"route": 3, "evade": 2}.get(self.key, 1)
+        draws = 1 if self.key in ("evade", "match") else settings.get("draws", 1)  # theirs are for their last look
+        return SCORING + settings.get("steps", 1) * runs * draws * PASSES.get(self.key, 1.0)
+
+    @property
+    def kind(self) -> str:
+        """Items of one kind take about the same time for a unit of cost."""
+        return f"{self.key} on {self.target}" + ("" if self.share is None else ", some slots")
 
 
 @dataclass(frozen=True)

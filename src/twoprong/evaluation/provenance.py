@@ -3,28 +3,38 @@
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
-from twoprong.results.part import Provenance
+from twoprong.results.part import Origin, Provenance
 
 
-def made_with(device: torch.device) -> Provenance:
-    """Versions, commit and hardware of this process."""
+def origin() -> Origin:
+    """The source and the libraries of this process."""
+    commit = _commit() or os.environ.get("TWOPRONG_COMMIT")
+    return Origin(commit=commit, twoprong=metadata.version("twoprong"), torch=str(torch.__version__))
+
+
+def made_with(device: torch.device, earlier: Iterable[Origin] = ()) -> Provenance:
+    """Versions, commit and hardware of this process, and of what was made `earlier` by others."""
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU, {os.cpu_count()} cores"
     )
-    return Provenance(
-        twoprong=metadata.version("twoprong"),
-        torch=str(torch.__version__),
+    now = origin()
+    others = [one for one in dict.fromkeys(earlier) if one != now]
+    found = Provenance(
+        twoprong=now.twoprong,
+        torch=now.torch,
         python=platform.python_version(),
-        commit=_commit() or os.environ.get("TWOPRONG_COMMIT"),
+        commit=now.commit,
         platform=platform.system(),
         device=name,
         threads=torch.get_num_threads(),
     )
+    return found.model_copy(update={"resumed_from": others}) if others else found
 
 
 def _commit() -> str | None:

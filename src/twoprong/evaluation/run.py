@@ -50,9 +50,10 @@ class Evaluation:
         return self.results.reliable
 
     @property
-    def worst_case(self) -> float:
-        """The accuracy that the best attack on each batch leaves the defence."""
-        return float(self.results.worst_case["defense"].per_batch)
+    def worst_case(self) -> float | None:
+        """The accuracy that the best attack on each batch leaves the defence; None where no attack that counts could run."""
+        worst = self.results.worst_case.get("defense")
+        return None if worst is None else float(worst.per_batch)
 
 
 def evaluate(
@@ -132,11 +133,11 @@ def _results(session: Session, command: str | None, source: str | None) -> Evalu
     run, facts = _run(session, command, source), _facts(plan)  # what does not fit its type is said before the work
     checks = first_checks(session)
     clean, untouched = session.clean(), session.untouched()
-    ran = [(item, entry) for item in session.items if (entry := session.attack(item, untouched)) is not None]
+    ran = session.attacks(untouched)
     attacks = [entry for item, entry in ran if item.curve is None or entry.in_worst_case]
     curve = _curve(ran, untouched)
     detector = _detector(session, ran)
-    worst = {name: worst_case(attacks, name) for name in session.subjects}
+    worst = {name: found for name in session.subjects if (found := worst_case(attacks, name)) is not None}
     checks += last_checks(session, untouched, ran, curve, detector)
     pictures = strips(plan.defense, session.part(0), _shown(session, ran), plan.seed)
     session.clock.finish()
@@ -145,7 +146,7 @@ def _results(session: Session, command: str | None, source: str | None) -> Evalu
         kind="evaluation",
         reliable=all(check.status != "failed" for check in checks),
         run=run,
-        made_with=made_with(plan.data.images.device),
+        made_with=made_with(plan.data.images.device, session.store.origins),
         defense=facts,
         batches=[
             Batch(indices=batch.tolist(), labels=session.part(number).labels.tolist())
@@ -196,7 +197,8 @@ def _curve(ran: Sequence[tuple[Item, AttackEntry]], untouched: Sequence[dict[str
     """Accuracy against the budget: one line per family of items, from no budget at all."""
 
     def small(subjects: dict[str, Score]) -> dict[str, Accuracy]:
-        return {name: Accuracy(accuracy=score.accuracy, interval=score.interval) for name, score in subjects.items()}
+        kept = Accuracy.model_fields
+        return {name: Accuracy(**{key: getattr(score, key) for key in kept}) for name, score in subjects.items()}
 
     nothing = small({name: summarise([batch[name] for batch in untouched]) for name in untouched[0]})
     drawn = [(item, item.curve, entry) for item, entry in ran if item.curve is not None]

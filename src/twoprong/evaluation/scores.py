@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from twoprong.measure import wilson
+from twoprong.measure import over_batches, wilson
 from twoprong.results.evaluation import AttackEntry
 from twoprong.results.scores import BatchScore, Score, SlotScore, WorstCase
 
@@ -17,6 +17,8 @@ def summarise(batches: Sequence[BatchScore]) -> Score:
     return Score(
         accuracy=right / images,
         interval=wilson(round(right), images),
+        interval_batches=over_batches([_right(batch) for batch in batches], [len(batch.correct) for batch in batches]),
+        batches=len(batches),
         worst_draw=sum(min(batch.by_draw) * len(batch.correct) for batch in batches) / images,
         flagged=sum(flags) / len(flags) if flags else None,
         flagged_interval=wilson(sum(flags), len(flags)) if flags else None,
@@ -49,28 +51,36 @@ def slots(batches: Sequence[BatchScore], clean: Sequence[BatchScore], attacked: 
     )
 
 
-def worst_case(attacks: Iterable[AttackEntry], subject: str) -> WorstCase:
+def worst_case(attacks: Iterable[AttackEntry], subject: str) -> WorstCase | None:
     """The minimum over all attacks that count: batch by batch (the attacker picks one attack per batch), and image by image.
 
-    What is minimised is the share that is not fooled: right, or refused.
+    What is minimised is the share that is not fooled: right, or refused. None where no attack counts.
     """
     counted = [attack for attack in attacks if attack.in_worst_case]
-    per_batch, per_sample, refused, right, chosen, images = 0.0, 0.0, 0.0, 0.0, [], 0
+    if not counted:
+        return None
+    refused, right, chosen = 0.0, 0.0, []
+    by_batch: list[float] = []
+    by_sample: list[float] = []
+    sizes: list[int] = []
     for number in range(len(counted[0].batches)):
         scores = {attack.name: attack.batches[number].subjects[subject] for attack in counted}
         safe = {name: _safe(score) for name, score in scores.items()}
         name = min(safe, key=lambda name: sum(safe[name]))
         chosen.append(name)
-        per_batch += sum(safe[name])
-        per_sample += sum(min(column) for column in zip(*safe.values(), strict=True))
+        by_batch.append(sum(safe[name]))
+        by_sample.append(sum(min(column) for column in zip(*safe.values(), strict=True)))
+        sizes.append(len(safe[name]))
         refused += _refused(scores[name])
         right += _right(scores[name])
-        images += len(safe[name])
+    per_batch, per_sample, images = sum(by_batch), sum(by_sample), sum(sizes)
     return WorstCase(
         per_batch=per_batch / images,
         per_batch_interval=wilson(round(per_batch), images),
+        per_batch_interval_batches=over_batches(by_batch, sizes),
         per_sample=per_sample / images,
         per_sample_interval=wilson(round(per_sample), images),
+        per_sample_interval_batches=over_batches(by_sample, sizes),
         rejected=refused / images,
         rejected_interval=wilson(round(refused), images),
         **_accepted(right, images - refused),

@@ -1,7 +1,7 @@
 """A plan being carried out: the pieces an evaluation is made of, each computed once."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -13,7 +13,7 @@ from twoprong.data.tensors import Labelled
 from twoprong.defense import Defense
 from twoprong.evaluation.accelerated import accelerated
 from twoprong.evaluation.baselines.magnet import MagNet, train_magnet
-from twoprong.evaluation.clock import Clock
+from twoprong.evaluation.clock import Clock, Work
 from twoprong.evaluation.pieces import Piece, Pieces
 from twoprong.evaluation.plan import Plan
 from twoprong.evaluation.protocols import Item
@@ -33,7 +33,9 @@ NO_GRADIENT = (  # in torch's words: the only reasons for which an attack may be
     "on Tensor that requires grad",
     "the derivative for",
 )
-CLEAN_COST, UNTOUCHED_COST, MAGNET_COST, STUDY_COST, CHECKS_COST = 1.0, 3.0, 100.0, 300.0, 1500.0  # beside Item.cost
+# In the unit of Item.cost, passes of a batch; MagNet's training is in images.
+CLEAN_COST, UNTOUCHED_COST, MAGNET_COST, STUDY_COST, CHECKS_COST = 3.0, 10.0, 20_000.0, 300.0, 50.0
+CONVERGENCE = 3.0  # runs of the strongest attack to see whether it has converged: one, or seven
 
 
 class Session:
@@ -46,18 +48,31 @@ class Session:
         # Formed once and stored: whoever resumes or looks later has the very same batches.
         formed = store.piece("batches", lambda: ({"indices": torch.stack(plan.batches())}, {}))[0]
         self.batches = list(formed["indices"])
-        whole = len(plan.data) // plan.batch_size
-        total = len(self.batches) * (UNTOUCHED_COST + sum(item.cost() for item in self.items)) + whole * CLEAN_COST
-        self.clock = Clock(progress, total + STUDY_COST + CHECKS_COST + (MAGNET_COST if plan.train is not None else 0))
+        self.clock = Clock(progress, self._work())
         magnet = self._magnet()
         self.subjects = subjects_of(plan.defense, magnet, plan.against)
         self.targets = self._targets(magnet)
 
+    def _work(self) -> Iterator[Work]:
+        """What is to be done, for the clock."""
+        plan, batches = self.plan, len(self.batches)
+        if plan.train is not None:
+            yield Work("magnet", "magnet", MAGNET_COST / plan.batch_size)
+        yield Work("clean", "clean", len(plan.data) // plan.batch_size * CLEAN_COST + batches * UNTOUCHED_COST)
+        for item in self.items:
+            yield Work(item.name, item.kind, batches * item.cost())
+        yield Work("detector study", "detector study", STUDY_COST)
+        yield Work("sanity checks", "sanity checks", 2 * CHECKS_COST)
+        own = [item for item in self.items if plan.counts(item) and item.target == "defense"]
+        if own:  # nobody knows yet which one will be the strongest
+            longest = max(own, key=Item.cost)
+            share = min(1.0, plan.checked / plan.batch_size)
+            yield Work("convergence", longest.kind, CONVERGENCE * share * longest.cost())
+
     def piece(
-        self, name: str, part: str, cost: float, make: Callable[[], Piece]
+        self, name: str, group: str, cost: float, make: Callable[[], Piece], part: str | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """A piece by name; `part` is what its seconds and its progress are booked on."""
-        fresh = not self.store.has(name)
+        """A piece by name; `group` is what its progress is booked on, `part` its seconds, where that is another."""
 
         def timed() -> Piece:
             start = time.perf_counter()
@@ -65,7 +80,7 @@ class Session:
             return tensors, {"seconds": round(time.perf_counter() - start, 3), **numbers}
 
         tensors, numbers = self.store.piece(name, timed)
-        self.clock.add(part, cost, numbers["seconds"], fresh)
+        self.clock.add(group, cost, numbers["seconds"], part)
         return tensors, numbers
 
     def _targets(self, magnet: MagNet | None) -> dict[str, Target]:
@@ -97,7 +112,7 @@ class Session:
             return train_magnet(plan.defense.classifier, train, rate, plan.seed).state_dict(), {}
 
         magnet = MagNet(plan.defense.classifier, train.shape[1])
-        magnet.load_state_dict(self.piece("magnet", "magnet", MAGNET_COST, make)[0])
+        magnet.load_state_dict(self.piece("magnet", "magnet", MAGNET_COST / plan.batch_size, make)[0])
         return magnet.to(train.device).eval()
 
     def clean(self) -> Clean:
@@ -132,17 +147,26 @@ class Session:
             for number in range(len(self.batches))
         ]
 
-    def attack(self, item: Item, untouched: Sequence[dict[str, BatchScore]]) -> AttackEntry | None:
-        """One attack over all batches; None where it cannot run, which `not_run` then says."""
-        batches = []
+    def attacks(self, untouched: Sequence[dict[str, BatchScore]]) -> list[tuple[Item, AttackEntry]]:
+        """Every attack that can run, over all batches; `not_run` says which cannot.
+
+        Batch after batch, not attack after attack: after the first one the clock knows what each attack takes.
+        """
+        done: dict[str, list[AttackedBatch]] = {item.name: [] for item in self.items}
         for number in range(len(self.batches)):
-            try:
-                batches.append(self._attacked(item, number))
-            except RuntimeError as error:
-                if not any(words in str(error) for words in NO_GRADIENT):
-                    raise
-                self.not_run.append(NotRun(name=item.name, why=f"no gradient: {str(error).splitlines()[0]}"))
-                return None
+            for item in (item for item in self.items if item.name in done):
+                try:
+                    done[item.name].append(self._attacked(item, number))
+                except RuntimeError as error:
+                    if not any(words in str(error) for words in NO_GRADIENT):
+                        raise
+                    self.not_run.append(NotRun(name=item.name, why=f"no gradient: {str(error).splitlines()[0]}"))
+                    self.clock.expect(Work(item.name, item.kind, 0.0))
+                    del done[item.name]
+        return [(item, self._entry(item, done[item.name], untouched)) for item in self.items if item.name in done]
+
+    def _entry(self, item: Item, batches: list[AttackedBatch], untouched: Sequence[dict[str, BatchScore]]) -> AttackEntry:
+        """One attack over all batches."""
         by_subject = {name: [batch.subjects[name] for batch in batches] for name in self.subjects}
         taken = [batch.slots for batch in batches if batch.slots is not None]
         partial = None

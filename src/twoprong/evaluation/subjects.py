@@ -1,5 +1,6 @@
 """What an evaluation compares: the defence, its parts by themselves, and other defences. Each is a Target."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -48,13 +49,13 @@ def judge(subject: Subject, images: Tensor, labels: Tensor, draw: torch.Generato
     correct = torch.stack([outcome.logits.argmax(1) == labels for outcome in outcomes])
     if rejected is not None:
         correct &= ~rejected
-    coupled = subject.target.coupled
+    statistic = outcomes[0].statistic if subject.target.coupled else None
     return BatchScore(
         correct=correct.sum(0).tolist(),
         rejected=None if rejected is None else rejected.sum(0).tolist(),
         by_draw=correct.double().mean(1).tolist(),
-        flagged=outcomes[0].adversarial if coupled else None,
-        statistic=outcomes[0].statistic if coupled else None,
+        flagged=outcomes[0].adversarial if subject.target.coupled else None,
+        statistic=statistic if statistic is not None and math.isfinite(statistic) else None,  # NaN is no JSON
     )
 
 

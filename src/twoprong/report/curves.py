@@ -50,7 +50,7 @@ class _Axis:
     def line(self, name: str, points: Sequence[CurvePoint], subject: str, colour: int) -> Series:
         told = [point.subjects[subject] for point in points]
         x = [self.scale * point.eps for point in points]
-        return Series(name, x, [one.accuracy for one in told], [one.interval for one in told], colour)
+        return Series(name, x, [one.accuracy for one in told], [one.quoted for one in told], colour)
 
     def lowest(self, subject: str) -> list[CurvePoint]:
         """At every budget the point that leaves the subject the least."""

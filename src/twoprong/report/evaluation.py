@@ -14,12 +14,14 @@ from twoprong.report.words import (
     NORMS,
     SUBJECTS,
     THREATS,
+    batches_of,
     between,
     budget,
     by_threat,
     duration,
     headline,
     headline_alarms,
+    intervals,
     percent,
     subjects,
     verdict,
@@ -43,13 +45,14 @@ PANELS = 8  # histograms shown at once; the rest can be opened
 def write_page(results: EvaluationResults, path: Path) -> None:
     """Write the page; it needs no network, no script and no other file. Parts that were not run are left out or said so."""
     environment = templates()
-    environment.filters |= {"percent": percent, "between": between, "duration": duration}
+    environment.filters |= {"percent": percent, "between": between, "duration": duration, "batches_of": batches_of}
     environment.filters["budget"] = lambda eps: budget(eps, results.run.norm)
     worst = results.worst_case.get("defense")
     chosen = Counter(worst.chosen if worst else ())
     page = environment.get_template("report.html.j2").render(
         results=results,
         verdict=verdict(results),
+        intervals=intervals(results),
         headline=headline(results),
         alarms=headline_alarms(results),
         groups=by_threat(attack for attack in results.attacks if attack.slots is None),

@@ -11,6 +11,7 @@ from twoprong.report.words import (
     by_threat,
     headline,
     headline_alarms,
+    intervals,
     percent,
     plural,
     subjects,
@@ -25,13 +26,14 @@ def to_markdown(results: EvaluationResults) -> str:
     run, made = results.run, results.made_with
     level, told = verdict(results)
     budgeted = f"ε = {budget(run.eps, run.norm)} ({NORMS.get(run.norm, run.norm)})"
-    title = f"{run.protocol} protocol, {_cell(results.defense.data or 'unnamed data')}, {budgeted}"
+    title = f"{run.protocol} protocol, {_cell(run.data or results.defense.data or 'unnamed data')}, {budgeted}"
     whole = by_threat(attack for attack in results.attacks if attack.slots is None)
     shared = by_threat(attack for attack in results.attacks if attack.slots is not None)
     commit = f"commit {made.commit[:12]}" if made.commit else "commit unknown"
+    commit += f" (parts resumed from {_cell(made.mixed)})" if made.mixed else ""
     parts = [
         f"# {'UNRELIABLE: ' if level == 'bad' else ''}{title}",
-        f"**{_cell(told)}**" if level == "bad" else _cell(told),
+        f"**{_cell(told)}**" if level in ("bad", "broken") else _cell(told),
         f"{_clean(results)} {headline(results)}",
         _table(
             ("threat model", "attack", "accuracy", "95 % interval", "worst draw", "undefended", "batches flagged", "counts"),
@@ -57,8 +59,11 @@ def to_markdown(results: EvaluationResults) -> str:
             words=1,
         ),
         "Per batch the attack that leaves the least counts; a refused image counts as not fooled. "
-        f"{run.images} images in batches of {run.batch_size}, {plural(run.draws, 'draw')} of the noise; "
-        "Wilson intervals over images.",
+        f"{run.images} images in {plural(len(results.batches), 'batch', 'batches')} of {run.batch_size}, "
+        f"{plural(run.draws, 'draw')} of the noise. {intervals(results)}",
+        f"Evaluated on {_cell(run.data or 'unnamed images')}: {plural(results.clean.images, 'clean image')} in "
+        f"{plural(results.clean.batches, 'batch', 'batches')}, {run.images} of them attacked. "
+        f"The defence was fitted on {_cell(results.defense.data or 'unnamed data')}.",
         "".join(f"- Not run: {_cell(part.name)} ({_cell(part.why)})\n" for part in results.not_run).rstrip(),
         f"Made with {_code(run.command) if run.command else 'a call from Python'}; {commit}, seed {run.seed}, "
         f"twoprong {made.twoprong}, torch {made.torch}, Python {made.python}, "
@@ -81,7 +86,7 @@ def _attack_row(threat: str, attack: AttackEntry) -> list[str]:
     mine, bare = attack.subjects["defense"], attack.subjects.get("bare")
     shares = [
         percent(mine.accuracy),
-        between(mine.interval),
+        between(mine.quoted),
         percent(mine.worst_draw),
         percent(bare.accuracy if bare else None),
     ]
@@ -99,7 +104,7 @@ def _subject_row(results: EvaluationResults, name: str) -> list[str]:
     before = [SUBJECTS.get(name, name), percent(clean.accuracy), percent(clean.rejected)]
     if worst is None:
         return [*before, percent(None), between(None), *[percent(None)] * 3]
-    shares = [percent(worst.per_batch), between(worst.per_batch_interval), percent(worst.per_sample)]
+    shares = [percent(worst.per_batch), between(worst.per_batch_quoted), percent(worst.per_sample)]
     return [*before, *shares, percent(worst.rejected), percent(worst.accuracy_accepted)]
 
 

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from twoprong.report.figures import Series, dots
 from twoprong.report.pages import templates
+from twoprong.report.words import batches_of
 from twoprong.results import ReproductionResults
 from twoprong.results.reproduction import Cell, Row
 from twoprong.storage import write_atomic
@@ -29,6 +30,7 @@ def to_markdown(results: ReproductionResults) -> str:
     lines += ["| row | column | paper | ours (95 %) |", "|---|---|---|---|"]
     lines += [f"| {' | '.join(text)} |" for text in row_texts(results)]
     lines += ["", f"{run.data}, seed {run.seed}, scale {results.scale}; {made.device}, torch {made.torch}."]
+    lines += [f"Parts resumed from commit {made.mixed}."] if made.mixed else []
     if run.classifier:
         lines.append(f"Every protected classifier was a {run.classifier}, whatever a row is called.")
     if run.command:
@@ -57,8 +59,9 @@ def row_texts(results: ReproductionResults) -> list[tuple[str, str, str, str]]:
             paper, ours = show(cell.paper, cell.unit), show(cell.ours, cell.unit)
             if cell.spread is not None:
                 paper += f" ± {cell.spread:.2f}"
-            if cell.interval is not None:
-                ours += f" ({cell.interval[0]:.1f} to {cell.interval[1]:.1f})"
+            if cell.quoted is not None:
+                ours += f" ({cell.quoted[0]:.1f} to {cell.quoted[1]:.1f})"
+                ours += f", {batches_of(cell.batches)}" if cell.batches else ""
             texts.append((row.name, column_text(cell), paper, ours))
     units = [cell.unit for cell in results.rows[0].cells]
     for quoted in results.quoted:
@@ -80,7 +83,7 @@ def _figure(row: Row) -> Markup | None:
     printed = {place: cell.paper / 100 for place, cell in enumerate(cells) if cell.paper is not None}
     paper = [Series("paper", list(printed), list(printed.values()), colour=2)] if printed else []
     shares = [cell.ours / 100 for cell in cells]
-    intervals = [[end / 100 for end in cell.interval or (cell.ours,) * 2] for cell in cells]
+    intervals = [[end / 100 for end in cell.quoted or (cell.ours,) * 2] for cell in cells]
     ours = Series("ours", range(len(cells)), shares, intervals, colour=1)
     label = f"{row.name}: the paper's percentages and ours with 95 % intervals, by column"
     return Markup(dots([cell.column for cell in cells], [*paper, ours], label, x="% read correctly"))

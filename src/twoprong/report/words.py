@@ -17,6 +17,8 @@ THREATS = {
     "partial": "knows everything, holds a share of the slots and wants its own images misread",
     "disrupt": "knows everything, holds a share of the slots and wants a false alarm that spoils the others",
 }
+BROKEN = 0.1  # a worst case below this is next to nothing: chance, among ten classes
+ENOUGH = 3  # batches that tell something of others
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 SUBJECTS = {
     "defense": "the defence",
@@ -60,7 +62,23 @@ def duration(seconds: float | None) -> str:
 
 
 def verdict(results: EvaluationResults) -> tuple[str, str]:
-    """What the sanity checks say of all the numbers: `bad`, `warn` or `good`, and a sentence."""
+    """What the sanity checks say of all the numbers and what these say of the defence: a level and a sentence.
+
+    `bad`: the numbers cannot be trusted. `broken`: they can, and the worst case leaves next to nothing. `warn`: they are
+    upper bounds, or nothing vouches for them. `weak`: less than half of the clean accuracy is left. `good`: more.
+    """
+    level, said = _checked(results)
+    worst, clean = results.worst_case.get("defense"), results.clean.subjects.get("defense")
+    if level == "bad" or worst is None:
+        return level, said
+    if worst.per_batch < BROKEN:
+        return "broken", f"{said} The defence does not hold: its worst case leaves {percent(worst.per_batch)}."
+    half = 0.5 if clean is None else clean.accuracy / 2
+    return "weak" if level == "good" and worst.per_batch < half else level, said
+
+
+def _checked(results: EvaluationResults) -> tuple[str, str]:
+    """What the sanity checks say."""
     count = Counter(check.status for check in results.sanity)
     failed = [check.name for check in results.sanity if check.status == "failed"]
     if failed or not results.reliable:
@@ -84,7 +102,7 @@ def headline(results: EvaluationResults) -> str:
         if run.norm == "linf"
         else f"every image by at most {size} in {NORMS.get(run.norm, run.norm)}"
     )
-    left = f"leaves {percent(worst.per_batch)} right ({between(worst.per_batch_interval)})"
+    left = f"leaves {percent(worst.per_batch)} right ({between(worst.per_batch_quoted)}, {batches_of(worst.batches)})"
     mine = [attack for attack in results.attacks if attack.in_worst_case and attack.target == "defense"]
     threats = {attack.threat_model for attack in mine}
     if "adaptive" in threats:
@@ -92,6 +110,24 @@ def headline(results: EvaluationResults) -> str:
     known = "of them only the paper's know the defence" if "paper" in threats else "none of them knows the defence"
     return (
         f"The worst of the attacks that were run, changing {change}, {left}; {known}, and one made for it may get further."
+    )
+
+
+def batches_of(count: int) -> str:
+    """How many batches stand behind a number: beside one or two, that its interval is about no others."""
+    return f"{plural(count, 'batch', 'batches')}{'' if count >= ENOUGH else ' only'}"
+
+
+def intervals(results: EvaluationResults) -> str:
+    """What the intervals of accuracies are about. Images of one batch share its route."""
+    count, worst = len(results.batches), results.worst_case.get("defense")
+    told = f"over {plural(results.run.images, 'image')} in {plural(count, 'batch', 'batches')}"
+    if worst is not None and worst.per_batch_interval_batches is not None:
+        return f"Intervals (95 %) of attacked accuracies are {told}; they allow for what images of a batch have in common."
+    which = "this batch" if count == 1 else f"these {count} batches"
+    return (
+        f"Intervals (95 %) of attacked accuracies are {told}, as if images were independent. Images of one batch share its "
+        f"route, so they are about {which} only: other batches may do otherwise."
     )
 
 

@@ -28,6 +28,7 @@ from twoprong.models.train import accuracy
 from twoprong.progress import Progress, silent
 from twoprong.recipe import CHECKPOINTS, fit, train_named
 from twoprong.reproduce.tables import Scale, Spec
+from twoprong.results.part import Origin
 from twoprong.robust import train_robust
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint
@@ -69,6 +70,7 @@ class Artifacts:
         self.precision, self.progress = precision, progress
         parts = [data.train, *([held_out] if held_out is not None else [])]
         self.data_key = fingerprint(*(tensor for part in parts for tensor in (part.images, part.labels)))
+        self.origins: list[Origin] = []  # what attacked batches were made with
         self.saved: set[Path] = set()  # bundles that were written for the user, in this run
         self._made: dict[str, Any] = {}
         self._latest: tuple[Any, list[Crafted]] | None = None
@@ -114,7 +116,7 @@ class Artifacts:
         config = self.scale.config(spec, self.seed)
         classifier, work = self._protected(spec)
         others = [self._classifier(spec.extractor, config, None)[0]] if spec.extractor else []
-        settings = config.model_dump()
+        settings = [config.model_dump(), REVISION]  # a defence is fitted to what the attack finds
         features = Features(others[0]) if others else None
         bundles = [
             self.folder / "bundles" / fingerprint(classifier, self.data_key, settings, fresh, self.precision, *others)[:16]
@@ -158,6 +160,7 @@ class Artifacts:
             tensors, numbers = store.piece(f"{number:05d}", lambda n=number, b=batch: self._craft(attack, quick, b, n))  # type: ignore[misc]
             made.append(Crafted(batch, tensors["images"].to(batch.images.device), numbers["seconds"]))
             self.progress("attack", number + 1, len(batches), spec.attack)
+        self.origins += store.origins
         return made
 
     def _craft(
@@ -178,7 +181,8 @@ class Artifacts:
         if protected and robust is None and self.trained is not None:
             return self.given(name), self.folder / "classifiers" / fingerprint(self.given(name))[:16]
         settings = [config.classifier.model_dump(), config.splits.model_dump(), config.seed, self.precision]
-        key = fingerprint(name, robust, robust and config.attack.model_dump(), settings, self.data_key)[:16]
+        attack = robust and [config.attack.model_dump(), REVISION]
+        key = fingerprint(name, robust, attack, settings, self.data_key)[:16]
         work = self.folder / "classifiers" / key
         if key not in self._made:
             classes = len(self.data.classes)

@@ -108,7 +108,7 @@ def reproduce(
             seconds=round(time.perf_counter() - started, 1),
         ),
         config=chosen.config(Spec(), seed).model_dump(mode="json"),
-        made_with=made_with(data.test.images.device),
+        made_with=made_with(data.test.images.device, [*cells.origins, *artifacts.origins]),
     )
     text = json.dumps(results.as_dict(), indent=2) + "\n"
     write_atomic(out / "results.json", lambda file: file.write_text(text, encoding="utf-8"))
@@ -131,6 +131,7 @@ def _measure(artifacts: Artifacts, spec: Spec, out: Path) -> dict[str, Any]:
     return {
         "unit": "%",
         "interval": None,
+        "interval_batches": None,
         "images": None,
         "batches": None,
         "batch_size": None,
@@ -230,6 +231,7 @@ def _accuracy(judged: list[BatchScore], size: int) -> dict[str, Any]:
     return {
         "ours": 100 * found.accuracy,
         "interval": [100 * end for end in found.interval],
+        "interval_batches": found.interval_batches and [100 * end for end in found.interval_batches],
         "images": sum(len(batch.correct) for batch in judged),
         "batches": len(judged),
         "batch_size": size,

@@ -121,7 +121,7 @@ class Picture(Part):
 
 
 class EvaluationResults(Part):
-    """An evaluation: a defence under a protocol's attacks. Shares and rates are between 0 and 1, intervals 95 % (Wilson)."""
+    """An evaluation: a defence under a protocol's attacks. Shares and rates are between 0 and 1, intervals 95 %."""
 
     format: Literal[1] = Field(description="Version of this format.")
     kind: Literal["evaluation"] = Field(description="What the file holds.")
@@ -135,7 +135,7 @@ class EvaluationResults(Part):
         description="Every attack, in the protocol's order; points beyond the headline budget stand in `curve` only."
     )
     not_run: list[NotRun] = Field(description="What could not run.")
-    worst_case: dict[str, WorstCase] = Field(description="By subject.")
+    worst_case: dict[str, WorstCase] = Field(description="By subject; empty where no attack that counts could run.")
     curve: list[CurvePoint] = Field(description="Accuracy against the budget.")
     detector: DetectorStudy | NotStudied = Field(
         description="The detector by itself; an empty object where it was not studied."

@@ -45,6 +45,14 @@ class Part(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
+class Origin(Part):
+    """The source and the libraries that an earlier part of a run was made with."""
+
+    commit: Text | None = Field(description="Commit of the source tree, or null where it is not known.")
+    twoprong: Text = Field(description="Version of this package.")
+    torch: Text = Field(description="Version of PyTorch.")
+
+
 class Provenance(Part):
     """What a result was made with."""
 
@@ -57,3 +65,13 @@ class Provenance(Part):
     platform: Text = Field(description="Operating system.")
     device: Text = Field(description="Processor or GPU.")
     threads: Whole = Field(description="Threads that PyTorch used.")
+    resumed_from: list[Origin] = Field(
+        default=[],
+        description="What pieces were made with that this run took from earlier ones, if by another source or other "
+        "libraries; missing where there are none.",
+    )
+
+    @property
+    def mixed(self) -> str:
+        """The commits of the pieces that were not made by this one; nothing where there are none."""
+        return ", ".join(dict.fromkeys((origin.commit or "unknown")[:18] for origin in self.resumed_from))

@@ -16,6 +16,9 @@ class Cell(Part):
     ours: Number = Field(description="What was measured here.")
     unit: Literal["%", "s", "MB"] = Field(description="Unit of both.")
     interval: Interval | None = Field(description="Interval (95 %) of ours, over images; null where there is none.")
+    interval_batches: Interval | None = Field(
+        default=None, description="The same over batches; null below three of them, missing in older files."
+    )
     images: Whole | None = Field(description="Images measured on, or null.")
     batches: Whole | None = Field(description="How many batches, or null.")
     batch_size: Whole | None = Field(description="Images in a batch, or null.")
@@ -35,6 +38,11 @@ class Cell(Part):
     spec: dict[str, Any] = Field(
         description="What sets this cell apart from the default one; the attack's settings stand in `attack`."
     )
+
+    @property
+    def quoted(self) -> Interval | None:
+        """The interval to quote: over batches where it is known, because the images of a batch share its route."""
+        return self.interval_batches or self.interval
 
 
 class Row(Part):

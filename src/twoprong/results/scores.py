@@ -14,7 +14,9 @@ class BatchScore(Part):
     )
     by_draw: list[Number] = Field(description="Accuracy in each draw.")
     flagged: Flag | None = Field(description="Whether the batch was called adversarial; null without a batch test.")
-    statistic: Number | None = Field(description="The statistic of the batch test; null without one.")
+    statistic: Number | None = Field(
+        description="The statistic of the batch test; null without one, or where it is not finite."
+    )
 
 
 class Accuracy(Part):
@@ -22,11 +24,20 @@ class Accuracy(Part):
 
     accuracy: Number = Field(description="Mean accuracy over images and draws; a refused image counts as wrong.")
     interval: Interval = Field(description="Its interval, over images.")
+    interval_batches: Interval | None = Field(
+        default=None, description="Its interval, over batches; null below three of them, missing in older files."
+    )
+
+    @property
+    def quoted(self) -> Interval:
+        """The interval to quote: over batches where it is known, because the images of a batch share its route."""
+        return self.interval_batches or self.interval
 
 
 class Score(Accuracy):
     """One subject over batches."""
 
+    batches: Whole | None = Field(default=None, description="How many batches; missing in older files.")
     worst_draw: Number = Field(description="Accuracy in the worst draw of each batch.")
     flagged: Number | None = Field(description="Share of batches called adversarial; null without a batch test.")
     flagged_interval: Interval | None = Field(description="Its interval, over batches.")
@@ -60,10 +71,29 @@ class WorstCase(Part):
         description="Share not fooled when the attacker picks the attack of every batch. **The headline.**"
     )
     per_batch_interval: Interval = Field(description="Its interval, over images.")
+    per_batch_interval_batches: Interval | None = Field(
+        default=None, description="Its interval, over batches; null below three of them, missing in older files."
+    )
     per_sample: Number = Field(description="The same with an attack picked for every image: a pessimistic bound.")
     per_sample_interval: Interval = Field(description="Its interval, over images.")
+    per_sample_interval_batches: Interval | None = Field(
+        default=None, description="Its interval, over batches; null below three of them, missing in older files."
+    )
     rejected: Number = Field(description="Share of images refused under the attacks chosen per batch.")
     rejected_interval: Interval = Field(description="Its interval, over images.")
     accuracy_accepted: Number | None = Field(description="Accuracy among the images accepted then; null where none was.")
     accuracy_accepted_interval: Interval = Field(description="Its interval, over accepted images.")
     chosen: list[Text] = Field(description="Name of the attack chosen, batch by batch.")
+
+    @property
+    def batches(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def per_batch_quoted(self) -> Interval:
+        """The interval to quote, as that of an accuracy."""
+        return self.per_batch_interval_batches or self.per_batch_interval
+
+    @property
+    def per_sample_quoted(self) -> Interval:
+        return self.per_sample_interval_batches or self.per_sample_interval

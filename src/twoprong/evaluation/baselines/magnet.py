@@ -130,7 +130,7 @@ class MagNet(nn.Module):
     @torch.no_grad()
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Refusal:
         excess = self.excess(images)
-        rejected, statistic = excess > 0, excess.clamp_min(0).mean().item()
+        rejected, statistic = ~(excess <= 0), excess.clamp_min(0).mean().item()
         return Refusal(self.logits(images)[0], rejected, bool(rejected.any()), statistic, self.threshold(len(images)))
 
 

@@ -1,5 +1,6 @@
 """The detector by itself: false alarms on unseen clean batches, power, and clean batches that are not quite as usual."""
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
@@ -96,7 +97,7 @@ def study(
             ],
         ),
         roc=[_roc(budget, clean_statistics, values) for budget, values in by_eps.items()],
-        statistics=Statistics(clean=clean_statistics, bare=by_eps[eps]),
+        statistics=Statistics(clean=_finite(clean_statistics), bare=_finite(by_eps[eps])),
         skewed=work.skewed(everything, clean.labels, size),
         shifted=work.shifted(chosen, size),
     )
@@ -185,9 +186,19 @@ class Study:
         return found
 
 
+def _finite(statistics: Sequence[float]) -> list[float]:
+    """What can be drawn and written."""
+    return [value for value in statistics if math.isfinite(value)]
+
+
 def _roc(eps: float, clean: Sequence[float], attacked: Sequence[float], points: int = 50) -> Roc:
     """Power against false alarms over all thresholds, and the area under it: how often an attacked batch scores higher."""
-    low, high = torch.tensor(clean, dtype=torch.double).sort().values, torch.tensor(attacked, dtype=torch.double)
+    # What is not finite is flagged at every threshold.
+    low, high = (
+        torch.tensor([value if math.isfinite(value) else math.inf for value in given], dtype=torch.double)
+        for given in (clean, attacked)
+    )
+    low = low.sort().values
     above = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)
     thresholds = torch.cat([low, high]).unique()
     thresholds = thresholds[torch.linspace(0, len(thresholds) - 1, min(points, len(thresholds))).long()]

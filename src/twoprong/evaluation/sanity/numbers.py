@@ -57,6 +57,12 @@ def converged(item: Item, score: Callable[[Attack], Sequence[float]]) -> Finding
     )
 
 
+def nothing_counts(not_run: Sequence[str]) -> Finding:
+    """Without an attack that counts there is no worst case, and nothing is known of what the defence withstands."""
+    question = "Could an attack run that counts in the worst case?"
+    return finding("worst case", question, False, f"none could: {', '.join(not_run)}", not_run=list(not_run))
+
+
 def in_ball(attacks: Sequence[AttackEntry]) -> Finding:
     """Everything that was scored must be an image within the budget."""
     outside = [

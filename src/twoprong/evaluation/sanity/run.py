@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from twoprong.attacks.base import Attack
 from twoprong.data.tensors import Labelled
+from twoprong.evaluation.clock import Work
 from twoprong.evaluation.pieces import Piece
 from twoprong.evaluation.protocols import Item
 from twoprong.evaluation.sanity import numbers, probes
@@ -17,13 +18,10 @@ from twoprong.results.evaluation import AttackEntry, CurvePoint, Finding
 from twoprong.results.scores import BatchScore
 from twoprong.seeds import generator
 
-CHECKED = {"quick": 50}  # images in the batch that sanity checks attack; of other protocols a whole batch
-
 
 def checked(session: Session) -> Labelled:
     """The images that checks attack."""
-    plan = session.plan
-    return session.part(0)[: max(plan.defense.detector.batch_sizes[0], CHECKED.get(plan.name, plan.batch_size))]
+    return session.part(0)[: session.plan.checked]
 
 
 def first_checks(session: Session) -> list[Finding]:
@@ -58,10 +56,12 @@ def last_checks(
         return entry.subjects["defense"].accuracy
 
     found = []
-    by_threat = {
-        threat: worst_case([entry for _, entry in mine if entry.threat_model == threat], "defense").per_batch
-        for threat in dict.fromkeys(entry.threat_model for _, entry in mine)
-    }
+    by_threat: dict[str, float] = {}
+    for threat in dict.fromkeys(entry.threat_model for _, entry in mine):
+        case = worst_case([entry for _, entry in mine if entry.threat_model == threat], "defense")
+        by_threat |= {} if case is None else {threat: case.per_batch}
+    if not counted:
+        found.append(numbers.nothing_counts([part.name for part in session.not_run]))
     found.append(numbers.ordered(by_threat, len(session.chosen())))
     targets = {item.curve: item.target for item, _ in ran if item.curve is not None}
     if curve:
@@ -85,6 +85,9 @@ def last_checks(
     found += _findings(session, "sanity/last", make)
     strongest = min((pair for pair in counted if pair[0].target == "defense"), key=lambda pair: left(pair[1]), default=None)
     if strongest is not None:
+        efforts = [strongest[0].attack, *numbers.doubled(strongest[0].attack).values()]
+        cost = sum(_cost(session, replace(strongest[0], attack=effort)) for effort in efforts)
+        session.clock.expect(Work("convergence", strongest[0].kind, cost))
         found.append(numbers.converged(strongest[0], lambda attack: _score(session, strongest[0], attack, check)))
     return found
 
@@ -95,8 +98,13 @@ def _kept(*checks: Finding) -> Piece:
 
 
 def _findings(session: Session, name: str, make: Callable[[], Piece]) -> list[Finding]:
-    kept = session.piece(name, "sanity checks", CHECKS_COST / 5, make)[1]["checks"]
+    kept = session.piece(name, "sanity checks", CHECKS_COST, make)[1]["checks"]
     return [Finding.model_validate(check) for check in kept]
+
+
+def _cost(session: Session, item: Item) -> float:
+    """Of an attack on the checked images only."""
+    return item.cost() * min(1.0, session.plan.checked / session.plan.batch_size)
 
 
 def _score(session: Session, item: Item, attack: Attack, check: Labelled) -> list[float]:
@@ -113,4 +121,5 @@ def _score(session: Session, item: Item, attack: Attack, check: Labelled) -> lis
         found = judge(session.subjects["defense"], result.images, check.labels, draw)
         return {}, {"right": [count / len(found.by_draw) for count in found.correct]}
 
-    return list(session.piece(f"sanity/{item.key}-{name}", "sanity checks", CHECKS_COST / 10, make)[1]["right"])
+    kept = session.piece(f"sanity/{item.key}-{name}", "convergence", _cost(session, changed), make, "sanity checks")[1]
+    return list(kept["right"])

@@ -209,8 +209,18 @@ def test_the_headline_has_the_papers_attack_and_the_worst_case(tree):
     found = row(text, "pictures, a small net")
     clean = "95.0 % / 94.0 % of 5,000"
     assert found[1:6] == ["`strong`", "ℓ∞ 8/255", "**12.3 % (6.2–22.3)**", clean, "61.1 %"]
-    assert found[6:] == ["1.0 %", "20.0 %, 40.0 % refused", "net", "1,000"]
+    assert found[6:] == ["1.0 %", "20.0 %, 40.0 % refused", "net", "1,000 (2)"]
     assert "`twoprong evaluate bundle --data pictures` (commit c0ffee; a machine, torch 2.0, fp32, seed 3)" in text
+
+
+def test_the_interval_over_batches_is_quoted_where_it_is_known(tree):
+    known = {"per_batch_interval_batches": [0.01, 0.456], "chosen": ["evade"] * 20}
+    change(tree, "strong-run", lambda results: results["worst_case"]["defense"].update(known))
+    pages = tables.filled(tree)
+    assert "12.3 % (1.0–45.6)" in pages["README.md"]
+    assert "in 20 batches of 50" in pages["README.md"]
+    assert "these batches only" not in pages["README.md"]
+    assert "**12.3 % (1.0–45.6)**" in pages["docs/results.md"]
 
 
 def test_the_first_page_has_four_attackers(tree):
@@ -220,7 +230,8 @@ def test_the_first_page_has_four_attackers(tree):
     assert row(text, "does not know the defence (PGD)")[1:] == unaware
     assert row(text, "runs the paper's attack (Algorithm 3)")[1:] == ["30.0 %", "61.1 %", "all"]
     assert row(text, "knows everything (the worst of all attacks)")[1:] == ["1.0 %", "12.3 % (6.2–22.3)", "50.0 %"]
-    assert "1,000 images (5,000 in the first row),\nbatches of 50, budget ℓ∞ 8/255, protocol `strong`" in text
+    assert "1,000 images in 2 batches of 50 (5,000 images in the first row),\nbudget ℓ∞ 8/255, protocol `strong`" in text
+    assert "95 % interval (of these batches only) in brackets" in text
 
 
 def test_the_picture_is_drawn_from_the_published_run(tmp_path, capsys):

@@ -36,8 +36,14 @@ def refused(name: str, worst: dict[str, Any]) -> str:
     return f", {percent(worst['rejected']) if worst['rejected'] else 'none'} refused"
 
 
+def interval(worst: dict[str, Any]) -> tuple[float, float]:
+    """Of the worst case: over batches where that is known, else over images."""
+    low, high = worst.get("per_batch_interval_batches") or worst["per_batch_interval"]
+    return low, high
+
+
 def left(worst: dict[str, Any]) -> str:
-    low, high = worst["per_batch_interval"]
+    low, high = interval(worst)
     return f"{percent(worst['per_batch'])} ({100 * low:.1f}–{100 * high:.1f})"
 
 

@@ -121,7 +121,7 @@ def _headline(runs: Sequence[Run], base: str) -> str:
     """One row per evaluation, and under the table where each comes from."""
     others = [name for name in _ordered(name for run in runs for name in run.results["worst_case"]) if name != "defense"]
     head = ["defence", "protocol", "budget", "worst case (95 %)", "clean, bare / defended", "the paper's attack leaves"]
-    head += [f"worst case, `{name}`" for name in others] + ["classifier", "images"]
+    head += [f"worst case, `{name}`" for name in others] + ["classifier", "images (batches)"]
     rows = []
     for run in runs:
         clean, worst, made = run.results["clean"]["subjects"], run.results["worst_case"], run.results["run"]
@@ -144,7 +144,7 @@ def _headline(runs: Sequence[Run], base: str) -> str:
                     for name in others
                 ),
                 escaped(run.results["defense"]["classifier"]),
-                f"{made['images']:,}",
+                f"{made['images']:,} ({len(worst['defense']['chosen'])})",
             ]
         )
     return f"{table(head, rows)}\n\n" + "\n".join(f"- {escaped(run.title)}: {origin(run, base)}" for run in runs)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from cells import budget, caveat, percent
+from cells import budget, caveat, interval, percent
 from cells import table as markdown_table
 from published import Run
 
@@ -34,7 +34,7 @@ def rows(run: Run) -> list[Row]:
         Row(
             "knows everything (the worst of all attacks)",
             Score(results["worst_case"]["bare"]["per_batch"], worst["per_batch"], _flagged_in_worst_case(results)),
-            tuple(worst["per_batch_interval"]),
+            interval(worst),
         ),
     ]
 
@@ -54,10 +54,13 @@ def withstands(run: Run) -> str:
             smaller = (percent(score.alone), percent(score.defended), _flags(score.flagged))
             cells = [f"{cell}; {less} at {at}" for cell, less in zip(cells, smaller, strict=True)]
         lines.append([row.attacker, *cells])
+    batches = len(run.results["worst_case"]["defense"]["chosen"])
+    told = f"{batches} batch{'' if batches == 1 else 'es'} of {made['batch_size']}"
+    about = " (of these batches only)" if batches < 3 else ""  # fewer say nothing of others
     said = (
-        f"Accuracy of `{run.results['defense']['classifier']}` on `{made['data']}`: {made['images']:,} images "
-        f"({clean['images']:,} in the first row),\nbatches of {made['batch_size']}, "
-        f"budget {budget(made['eps'], made['norm'])}, protocol `{made['protocol']}`, 95 % interval in brackets.{caveat(run)}"
+        f"Accuracy of `{run.results['defense']['classifier']}` on `{made['data']}`: {made['images']:,} images in {told} "
+        f"({clean['images']:,} images in the first row),\nbudget {budget(made['eps'], made['norm'])}, "
+        f"protocol `{made['protocol']}`, 95 % interval{about} in brackets.{caveat(run)}"
     )
     return f"{markdown_table(head, lines)}\n\n{said}"
 

@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from twoprong.attacks import MMA
+from twoprong.attacks import craft as module
 from twoprong.attacks.craft import craft
 from twoprong.config import AttackConfig
 from twoprong.data.tensors import Labelled
@@ -117,6 +118,15 @@ def test_another_ingredient_never_meets_an_old_file(classifier, data, tmp_path, 
     found = craft(classifier, changed, CONFIG, tmp_path)
     assert classifier.calls > 0
     assert torch.equal(found, craft(classifier, changed, CONFIG))
+    assert len(files(tmp_path)) == 6
+
+
+def test_another_revision_of_the_attacks_never_meets_an_old_file(classifier, data, tmp_path, monkeypatch):
+    craft(classifier, data, CONFIG, tmp_path)
+    monkeypatch.setattr(module, "REVISION", module.REVISION + 1)
+    classifier.calls = 0
+    craft(classifier, data, CONFIG, tmp_path)
+    assert classifier.calls > 0
     assert len(files(tmp_path)) == 6
 
 

@@ -2,7 +2,10 @@ import pytest
 import torch
 
 from twoprong.errors import InputError
+from twoprong.evaluation import pieces as module
 from twoprong.evaluation.pieces import Pieces
+from twoprong.results.part import Origin
+from twoprong.storage import save_tensors
 
 
 def make(calls, value=1.5):
@@ -59,3 +62,23 @@ def test_a_damaged_note_is_not_taken_for_ours(tmp_path, note):
     (tmp_path / "run.json").write_text(note)
     with pytest.raises(InputError):
         Pieces(tmp_path, "key", resume=True)
+
+
+def test_pieces_remember_what_they_were_made_with(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, "origin", lambda: Origin(commit="before", twoprong="1", torch="2"))
+    Pieces(tmp_path, "key").piece("a", make(calls))
+    now = Origin(commit="after", twoprong="1", torch="2")
+    monkeypatch.setattr(module, "origin", lambda: now)
+    store = Pieces(tmp_path, "key", resume=True)
+    assert store.piece("b", make(calls))[1].keys() == {"value", "pair"}  # it is no number of the piece's
+    assert store.origins == [now]
+    store.piece("a", make(calls))
+    assert [one.commit for one in store.origins] == ["after", "before"]
+
+
+def test_a_piece_of_an_older_version_is_of_unknown_origin(tmp_path):
+    store = Pieces(tmp_path, "key")
+    save_tensors(tmp_path / "a.safetensors", {}, {"value": 1})
+    assert store.read("a")[1] == {"value": 1}
+    assert [one.commit for one in store.origins] == [None]

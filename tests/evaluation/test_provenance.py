@@ -28,3 +28,14 @@ def test_the_commit_is_the_source_trees(monkeypatch):
     assert provenance.made_with(torch.device("cpu")).commit is None
     monkeypatch.setenv("TWOPRONG_COMMIT", "0123456789ab")  # who copied the tree may say what it is a copy of
     assert provenance.made_with(torch.device("cpu")).commit == "0123456789ab"
+
+
+def test_what_was_resumed_from_another_commit_is_said_once():
+    now = provenance.origin()
+    other = now.model_copy(update={"commit": "0123456789ab-dirty"})
+    found = provenance.made_with(torch.device("cpu"), [now, other, other])
+    assert found.resumed_from == [other]
+    assert found.as_dict()["resumed_from"] == [other.as_dict()]
+    assert found.mixed == "0123456789ab-dirty"
+    assert "resumed_from" not in provenance.made_with(torch.device("cpu"), [now]).as_dict()
+    assert provenance.made_with(torch.device("cpu")).mixed == ""

@@ -20,11 +20,14 @@ from twoprong.attacks.noise import Noise
 from twoprong.attacks.partial import Partial
 from twoprong.attacks.pgd import PGD
 from twoprong.cli import app
+from twoprong.cli.evaluate import _show as show
 from twoprong.errors import InputError
+from twoprong.evaluation import pieces as pieces_module
 from twoprong.evaluation.protocols import Item
 from twoprong.models.features import Features
 from twoprong.recipe import paper_defense
 from twoprong.results import EvaluationResults, read_results
+from twoprong.results.part import Origin
 from twoprong.storage import fingerprint
 
 EPS = 0.2
@@ -282,6 +285,45 @@ def test_results_go_to_a_folder_of_their_own(defense, digits, tmp_path):
             tp.evaluate(defense, digits.test[:20], protocol=ITEMS[:2], batch_size=20, out=tmp_path / place)
     with pytest.raises(InputError, match="norm: expected one of linf, l2"):
         tp.evaluate(defense, digits.test[:20], norm="l3")
+
+
+class Numb(torch.nn.Module):
+    """A classifier that gives no gradients."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, images):
+        return self.inner(images).detach()
+
+
+def test_when_no_attack_that_counts_can_run_there_is_a_clear_result(defense, digits, tmp_path):
+    items = [Item("transfer", "transfer", PGD(eps=EPS, steps=2), "surrogate")]
+    surrogate = Numb(defense.classifier)
+    settings = {"protocol": items, "batch_size": 20, "out": tmp_path, "surrogate": surrogate}
+    found = tp.evaluate(defense, digits.test[:20], **settings)
+    assert found.worst_case is None
+    assert not found.reliable
+    assert found.results.worst_case == {}
+    assert [part.name for part in found.results.not_run] == ["transfer"]
+    assert [check.name for check in found.results.sanity if check.status == "failed"] == ["worst case"]
+    assert read_results(tmp_path / "results.json") == found.results
+    text = (tmp_path / "results.md").read_text()
+    assert text.startswith("# UNRELIABLE")
+    assert "nothing can be said of what the defence withstands" in text
+    show(found.results, tmp_path)
+
+
+def test_a_run_resumed_under_another_commit_says_so(defense, digits, tmp_path, monkeypatch):
+    settings = {"protocol": ITEMS[:1], "batch_size": 20, "out": tmp_path}
+    monkeypatch.setattr(pieces_module, "origin", lambda: Origin(commit="before", twoprong="1", torch="2"))
+    tp.evaluate(defense, digits.test[:20], **settings)
+    monkeypatch.undo()
+    made = tp.evaluate(defense, digits.test[:20], **settings, resume=True).results.made_with
+    assert [one.commit for one in made.resumed_from] == ["before"]
+    assert read_results(tmp_path / "results.json").made_with == made
+    assert "parts resumed from before" in (tmp_path / "results.md").read_text()
 
 
 def test_results_of_another_run_are_not_resumed(defense, digits, tmp_path):

@@ -1,7 +1,7 @@
 import pytest
 
 from twoprong.evaluation.scores import slots, summarise, worst_case
-from twoprong.measure import wilson
+from twoprong.measure import over_batches, wilson
 from twoprong.results.evaluation import AttackedBatch, AttackEntry
 from twoprong.results.scores import BatchScore
 
@@ -93,6 +93,24 @@ def test_intervals_of_the_worst_case_count_every_image_once():
     assert found.per_sample_interval == wilson(3, 5)
     assert found.rejected_interval == wilson(1, 5)
     assert found.accuracy_accepted_interval == wilson(3, 4)
+
+
+def test_intervals_over_batches_are_given_from_three_batches_on():
+    two, three = ([entry([2, 0, 2, 0], flagged=False)] * count for count in (2, 3))
+    assert (summarise(two).batches, summarise(two).interval_batches) == (2, None)
+    assert summarise(two).quoted == summarise(two).interval
+    found = summarise([*three, entry([0] * 4, flagged=False)])
+    assert found.quoted == found.interval_batches == over_batches([2, 2, 2, 0], [4] * 4)
+    first, second = entry([2, 0, 0], rejected=[0, 2, 0]), entry([2, 2, 0], rejected=[0, 0, 0])
+    worst = worst_case([attack("a", first, second, second, first), attack("b", *[entry([2, 2, 2])] * 4)], "d")
+    assert worst.batches == 4
+    assert worst.per_batch_quoted == over_batches([2, 2, 2, 2], [3] * 4)
+    assert worst.per_sample_quoted == worst.per_sample_interval_batches
+
+
+def test_without_an_attack_that_counts_there_is_no_worst_case():
+    assert worst_case([], "d") is None
+    assert worst_case([attack("a", entry([0, 0]), counts=False)], "d") is None
 
 
 def test_refusing_counts_as_not_fooled_and_is_reported():

@@ -25,7 +25,7 @@ def session(defense, digits):
 
 def test_a_partial_attack_is_scored_on_the_slots_it_changed_and_on_the_others(session):
     untouched = session.untouched()
-    found = session.attack(PARTIAL, untouched)
+    found = dict((item.name, entry) for item, entry in session.attacks(untouched))[PARTIAL.name]
     attacked, others, before = [], [], []
     for number, batch in enumerate(found.batches):
         clean = session.part(number).images
@@ -38,7 +38,17 @@ def test_a_partial_attack_is_scored_on_the_slots_it_changed_and_on_the_others(se
         before += calm[~changed].tolist()
     stated = found.slots["bare"]
     for name, right in {"attacked": attacked, "others": others, "others_clean": before}.items():
-        assert stated[name] == pytest.approx(sum(right) / len(right))
-        assert stated[f"{name}_interval"] == wilson(sum(right), len(right))
+        assert getattr(stated, name) == pytest.approx(sum(right) / len(right))
+        assert getattr(stated, f"{name}_interval") == wilson(sum(right), len(right))
     assert stated.attacked < stated.others == stated.others_clean
     assert not found.in_worst_case
+
+
+def test_attacks_go_batch_by_batch_so_that_the_time_left_is_known_early(defense, digits):
+    heard = []
+    items = [Item("noise", "noise", Noise(eps=EPS), "bare"), Item("pgd", "bare", PGD(eps=EPS, steps=2), "bare")]
+    plan = Plan(defense, digits.test[:20], items, EPS, "linf", 10, 20, 0)
+    made = Session(plan, Pieces(None, "key"), lambda *said: heard.append(said[3].partition(",")[0]))
+    entries = made.attacks(made.untouched())
+    assert heard[-4:] == ["noise", "pgd", "noise", "pgd"]
+    assert [[batch.number for batch in entry.batches] for _, entry in entries] == [[0, 1], [0, 1]]

@@ -72,6 +72,27 @@ def test_the_first_thing_an_unreliable_page_says_is_that_it_is(visit, reports):
         assert page.title().startswith("UNRELIABLE")
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_opens_in_green_only_above_a_worst_case_that_holds(visit, tmp_path, scheme):
+    """Red where next to nothing is left, the text's colour in between: as a reader sees it."""
+    seen = {}
+    for share in (0.0, 0.3, 0.7):
+
+        def change(results, share=share):
+            results["worst_case"]["defense"]["per_batch"] = share
+            results["sanity"] = [check for check in results["sanity"] if check["status"] == "passed"]
+            results["attacks"], results["curve"], results["pictures"] = results["attacks"][:1], [], []
+
+        write_page(example(True, change), tmp_path / "page.html")
+        page, _ = visit(tmp_path / "page.html", "desk", scheme)
+        colour = page.eval_on_selector(".verdict", "told => getComputedStyle(told).color")
+        seen[share] = [int(part) for part in colour.strip("rgb()").split(",")]
+    red, plain, green = seen.values()
+    assert red[0] > red[1]
+    assert max(plain) - min(plain) < 30
+    assert green[1] > green[0]
+
+
 def test_these_tests_see_what_is_wrong(visit, tmp_path):
     bad = tmp_path / "bad.html"
     bad.write_text(

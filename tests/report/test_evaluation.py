@@ -139,7 +139,7 @@ def test_the_headline_is_the_worst_case_and_not_a_kinder_number(tmp_path):
     results = few(change=lambda results: results["worst_case"]["defense"].update(worse))
     text = Page(results, tmp_path).text
     before_the_table = text.partition("Every attack")[0]
-    assert f"leaves {percent(0.0123)} right ({between([0.0011, 0.0456])})" in before_the_table
+    assert f"leaves {percent(0.0123)} right ({between([0.0011, 0.0456])}, 4 batches)" in before_the_table
     assert percent(results.clean.subjects["bare"].accuracy) in before_the_table
     assert "An attacker who knows the whole defence" in before_the_table
 
@@ -189,9 +189,61 @@ def test_the_verdict_names_what_failed_and_warns_of_what_did_not_converge():
     def said_of(reliable, checks):
         return verdict(example().model_copy(update={"reliable": reliable, "sanity": checks}))
 
-    assert said_of(True, passed * 2) == ("good", "All 2 sanity checks that could be run passed.")
+    assert said_of(True, passed * 2) == ("weak", "All 2 sanity checks that could be run passed.")
     assert said_of(False, passed)[1].startswith("UNRELIABLE")
     assert said_of(True, [])[1].startswith("No sanity check was run")
+
+
+def left(share, checks=1):
+    """The example with this worst case, and checks that passed."""
+
+    def change(results):
+        results["worst_case"]["defense"]["per_batch"] = share
+        results["sanity"] = [check for check in results["sanity"] if check["status"] == "passed"] * checks
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("share", "checks", "level"),
+    [(0.0, 2, "broken"), (0.0, 0, "broken"), (0.09, 1, "broken"), (0.3, 2, "weak"), (0.6, 2, "good"), (0.6, 0, "warn")],
+)
+def test_only_a_defence_that_keeps_half_of_its_accuracy_opens_in_green(share, checks, level):
+    found, said = verdict(few(change=left(share, checks)))
+    assert found == level
+    assert (f"worst case leaves {words.percent(share)}" in said) == (level == "broken")
+
+
+def test_a_run_without_a_worst_case_is_not_called_good():
+    nothing = {"worst_case": {}, "reliable": False, "attacks": []}
+    assert verdict(few(change=lambda results: results.update(nothing)))[0] == "bad"
+
+
+def test_one_or_two_batches_are_said_to_tell_nothing_of_others(tmp_path):
+    def fewer(results):
+        results["batches"] = results["batches"][:2]
+        results["worst_case"]["defense"]["chosen"] = results["worst_case"]["defense"]["chosen"][:2]
+
+    text = Page(few(change=fewer), tmp_path).text
+    before_the_table = text.partition("Every attack")[0]
+    assert before_the_table.count("2 batches only") >= 3  # the sentence, the card, and what the intervals are about
+    assert "Images of one batch share its route" in before_the_table
+
+
+def test_intervals_over_batches_are_quoted_where_they_are_known(tmp_path):
+    wide = [0.11, 0.47]
+    results = few(change=lambda results: results["worst_case"]["defense"].update(per_batch_interval_batches=wide))
+    text = Page(results, tmp_path).text
+    assert f"({between(wide)}, 4 batches)" in text
+    assert between(results.worst_case["defense"].per_batch_interval) not in text.partition("Every attack")[0]
+    assert "as if images were independent" not in text
+
+
+def test_parts_from_another_commit_are_named(page, tmp_path):
+    origin = {"commit": "fedcba987654-dirty", "twoprong": "0.1.0", "torch": "2.13.0"}
+    mixed = few(change=lambda results: results["made_with"].update(resumed_from=[origin]))
+    assert "parts resumed from fedcba987654-dirty" in Page(mixed, tmp_path).text
+    assert "resumed from" not in page.text
 
 
 def test_names_cannot_become_tags(page):

@@ -69,6 +69,25 @@ def test_it_says_how_it_was_made():
     assert "`` echo `date` ``" in to_markdown(other)
 
 
+def test_it_names_the_evaluated_data_and_what_the_defence_was_fitted_on():
+    named = {"run": "these photographs", "defense": "those digits"}
+    text = to_markdown(example(change=lambda results: [results[key].update(data=name) for key, name in named.items()]))
+    assert "these photographs" in text.splitlines()[0]
+    assert "Evaluated on these photographs: 400 clean images in 20 batches, 80 of them attacked." in text
+    assert "fitted on those digits" in text
+    assert "Evaluated on unnamed images" in to_markdown(example())
+
+
+def test_the_number_of_batches_stands_beside_the_headline_and_a_worst_case_of_nothing_is_said_first():
+    text = to_markdown(example(change=lambda results: results["worst_case"]["defense"].update(per_batch=0.0)))
+    assert text.splitlines()[2].startswith("**")
+    assert f"its worst case leaves {percent(0.0)}.**" in text.splitlines()[2]
+    assert ", 4 batches)" in text.splitlines()[4]
+    origin = {"commit": "fedcba987654", "twoprong": "0.1.0", "torch": "2.13.0"}
+    mixed = to_markdown(example(change=lambda results: results["made_with"].update(resumed_from=[origin])))
+    assert "(parts resumed from fedcba987654)" in mixed
+
+
 def test_an_evaluation_without_attacks_claims_nothing():
     nothing = {"attacks": [], "worst_case": {}, "detector": {}, "not_run": []}
     text = to_markdown(example(change=lambda results: results.update(nothing)))

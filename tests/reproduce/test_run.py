@@ -76,7 +76,8 @@ def test_it_runs_and_prints_the_papers_numbers_beside_ours(runs, name):
     assert all(escape(row.name) in report for row in (*experiment.rows, *experiment.quoted))
     assert ("<svg" in report) == ("%" in units)
     for cell in cells_of(results):
-        interval = "–" if cell["interval"] is None else "{:.1f}–{:.1f}".format(*cell["interval"])
+        given = cell["interval_batches"] or cell["interval"]
+        interval = "–" if given is None else "{:.1f}–{:.1f}".format(*given)
         assert f"<td><b>{show(cell['ours'], cell['unit'])}</b></td><td>{interval}</td>" in report
         assert f"<td>{show(cell['paper'], cell['unit'])}" in report
     for row in (*experiment.rows, *experiment.quoted):

@@ -54,8 +54,9 @@ class Clock:
         """A piece of a group is done; its seconds are booked on `part`, which is the group unless said."""
         part = part or group
         self.parts[part] = self.parts.get(part, 0.0) + seconds
+        kind = self.kinds.setdefault(group, group)
         self.waiting[group] = max(0.0, self.waiting.get(group, 0.0) - cost)
-        for key in (("group", group), ("kind", self.kinds.get(group, group)), ("all", "")):
+        for key in (("group", group), ("kind", kind), ("all", "")):
             self.paces.setdefault(key, Pace(0.5 if key[0] == "group" else 1.0)).add(cost, seconds)
         low, high = self.left()
         spent, middle = sum(self.parts.values()), (low * high) ** 0.5

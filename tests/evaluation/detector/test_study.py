@@ -69,3 +69,10 @@ def test_the_area_under_the_curve_is_the_chance_of_scoring_higher(clean, attacke
     assert found.power[0] == found.false_alarms[0] == 1
     assert found.power[-1] == found.false_alarms[-1] == 0
     assert found.power == sorted(found.power, reverse=True)
+
+
+def test_what_is_not_finite_is_above_every_threshold():
+    undecided = _roc(0.1, [0.1, 0.2], [float("nan"), float("inf")])
+    decided = _roc(0.1, [0.1, 0.2], [0.3, 0.3])
+    assert undecided.area == decided.area == 1.0
+    assert undecided.power[:-1] == [1.0] * (len(undecided.power) - 1)

@@ -95,7 +95,7 @@ class MagNet(nn.Module):
     def rejects(self, images: Tensor) -> Tensor:
         """Who (N,) is refused."""
         with torch.no_grad():
-            return self.excess(images) > 0
+            return ~(self.excess(images) <= 0)  # whoever cannot be judged is refused
 
     def excess(self, images: Tensor) -> Tensor:
         """How far (N,) the worst of the detectors is above its threshold, relative to it; differentiable."""
@@ -130,7 +130,7 @@ class MagNet(nn.Module):
     @torch.no_grad()
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Refusal:
         excess = self.excess(images)
-        rejected, statistic = ~(excess <= 0), excess.clamp_min(0).mean().item()
+        rejected, statistic = ~(excess <= 0), excess.clamp_min(0).mean().item()  # as `rejects`
         return Refusal(self.logits(images)[0], rejected, bool(rejected.any()), statistic, self.threshold(len(images)))
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from twoprong.reproduce.tables import NAMES
+from twoprong.names import TABLES
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
-tables, published = importlib.import_module("tables"), importlib.import_module("published")
+tables, published, figure = (importlib.import_module(name) for name in ("tables", "published", "figure"))
 
 INDEX = """
 headline = ["strong-run"]
@@ -25,7 +25,8 @@ kind = "reproduction"
 title = "Table 1, left"
 strong."DAD" = ["strong-run"]
 """
-README = "before\n\n<!-- table: headline -->\n<!-- end -->\n\n<!-- table: strong-run -->\nold\n<!-- end -->\nafter\n"
+README = "<!-- table: withstands -->\n<!-- end -->\n"
+RESULTS = "before\n\n<!-- table: headline -->\n<!-- end -->\n\n<!-- table: strong-run -->\nold\n<!-- end -->\nafter\n"
 DOCS = "<!-- table: reproductions -->\n<!-- end -->\n"
 
 
@@ -37,9 +38,25 @@ def worst(share, rejected=0.0):
     return {"per_batch": share, "per_batch_interval": [share / 2, share + 0.1], "rejected": rejected}
 
 
+def attack(name, alone, defended, eps=8 / 255, flagged=True, **more):
+    subjects = {"bare": summarise(alone), "defense": summarise(defended) | {"flagged": float(flagged)}}
+    batches = [{"subjects": {"defense": {"flagged": flagged}}}] * 2
+    entry = {"name": name, "attack": name, "threat_model": "adaptive", "target": "defense", "eps": eps}
+    return entry | {"in_worst_case": True, "subjects": subjects, "batches": batches} | more
+
+
 def evaluation():
     """As much of an evaluation's results as tables need."""
-    attack = {"attack": "paper", "target": "defense", "in_worst_case": True, "subjects": {"defense": summarise(0.611)}}
+    attacks = [
+        attack("pgd", 0.0, 0.705, threat_model="bare"),
+        attack("pgd, less", 0.9, 0.8, eps=1 / 255, flagged=False, threat_model="bare"),
+        attack("pgd, little", 0.25, 0.26, eps=2 / 255, flagged=False, threat_model="bare"),
+        attack("pgd, found", 0.0, 0.1, eps=4 / 255, threat_model="bare"),  # less is left, but not by passing the test
+        attack("paper", 0.3, 0.611),
+        attack("paper again", 0.3, 0.7, attack="paper"),
+        attack("evade", 0.0, 0.1, flagged=False),
+        attack("evade, twice the budget", 0.0, 0.0, eps=16 / 255, in_worst_case=False, threat_model="bare"),
+    ]
     return {
         "kind": "evaluation",
         "reliable": True,
@@ -60,8 +77,13 @@ def evaluation():
             "images": 5000,
             "subjects": {"magnet": summarise(0.9, 0.03), "bare": summarise(0.95), "defense": summarise(0.94)},
         },
-        "attacks": [attack, {**attack, "subjects": {"defense": summarise(0.7)}}],
-        "worst_case": {"magnet": worst(0.2, 0.4), "bare": worst(0.01), "defense": worst(0.123)},
+        "attacks": attacks,
+        "worst_case": {
+            "magnet": worst(0.2, 0.4),
+            "bare": worst(0.01),
+            "defense": worst(0.123) | {"chosen": ["evade", "paper"]},
+        },
+        "detector": {"false_alarms": [{"size": 25, "rate": 0.5}, {"size": 50, "rate": 0.03}]},
         "sanity": [],
     }
 
@@ -126,6 +148,7 @@ def tree(tmp_path):
     (tmp_path / "results/index.toml").write_text(INDEX)
     (tmp_path / "README.md").write_text(README)
     (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/results.md").write_text(RESULTS)
     (tmp_path / "docs/reproduce.md").write_text(DOCS)
     assert tables.main([], tmp_path) == 0
     return tmp_path
@@ -155,13 +178,13 @@ def test_the_tables_in_this_repository_are_what_its_published_runs_give(capsys):
 
 
 def test_the_tool_knows_every_table_of_the_paper():
-    assert tables.PAPER == NAMES
+    assert tables.PAPER == TABLES
 
 
 def test_the_papers_main_table_stands_without_its_quoted_rows(tree):
-    page = tree / "README.md"
+    page = tree / "docs/results.md"
     page.write_text(page.read_text() + "<!-- table: table1 -->\n<!-- end -->\n")
-    text = tables.filled(tree)["README.md"].split("<!-- table: table1 -->")[1]
+    text = tables.filled(tree)["docs/results.md"].split("<!-- table: table1 -->")[1]
     assert "| DAD | attacked, ℓ∞ 8/255 | 67.53 ± 1.07 | 65.43 (60.0–70.1) | 12.3 % (6.2–22.3) of 1,000 | 1,000 |" in text
     assert "twoprong reproduce table1-linf" in text
     assert "Other" not in text
@@ -173,7 +196,7 @@ def test_the_tool_needs_no_torch():
 
 
 def test_subjects_are_compared_in_the_usual_order(tree):
-    text = (tree / "README.md").read_text()
+    text = (tree / "docs/results.md").read_text()
     assert row(text, "the defence")[1:] == ["94.0 %", "12.3 % (6.2–22.3)"]
     assert row(text, "MagNet (Meng & Chen 2017)")[1:] == ["90.0 % (3.0 % refused)", "20.0 % (10.0–30.0), 40.0 % refused"]
     assert text.index("| the defence |") < text.index("| the classifier alone |") < text.index("| MagNet")
@@ -182,12 +205,35 @@ def test_subjects_are_compared_in_the_usual_order(tree):
 
 
 def test_the_headline_has_the_papers_attack_and_the_worst_case(tree):
-    text = (tree / "README.md").read_text()
+    text = (tree / "docs/results.md").read_text()
     found = row(text, "pictures, a small net")
     clean = "95.0 % / 94.0 % of 5,000"
-    assert found[1:8] == ["net", "ℓ∞ 8/255", "`strong`", "1,000", clean, "61.1 %", "**12.3 % (6.2–22.3)**"]
-    assert found[8:] == ["1.0 %", "20.0 %, 40.0 % refused"]
+    assert found[1:6] == ["`strong`", "ℓ∞ 8/255", "**12.3 % (6.2–22.3)**", clean, "61.1 %"]
+    assert found[6:] == ["1.0 %", "20.0 %, 40.0 % refused", "net", "1,000"]
     assert "`twoprong evaluate bundle --data pictures` (commit c0ffee; a machine, torch 2.0, fp32, seed 3)" in text
+
+
+def test_the_first_page_has_four_attackers(tree):
+    text = (tree / "README.md").read_text()
+    assert row(text, "nobody: clean images")[1:] == ["95.0 %", "94.0 %", "3.0 %"]
+    unaware = ["0.0 %; 25.0 % at 2/255", "70.5 %; 26.0 % at 2/255", "all; none at 2/255"]
+    assert row(text, "does not know the defence (PGD)")[1:] == unaware
+    assert row(text, "runs the paper's attack (Algorithm 3)")[1:] == ["30.0 %", "61.1 %", "all"]
+    assert row(text, "knows everything (the worst of all attacks)")[1:] == ["1.0 %", "12.3 % (6.2–22.3)", "50.0 %"]
+    assert "1,000 images (5,000 in the first row),\nbatches of 50, budget ℓ∞ 8/255, protocol `strong`" in text
+
+
+def test_the_picture_is_drawn_from_the_published_run(tmp_path, capsys):
+    assert figure.main(["--check"], ROOT) == 0, capsys.readouterr().out
+    shutil.copytree(ROOT / "results/cifar10-small-strong", tmp_path / "results/run")
+    (tmp_path / "results/index.toml").write_text('headline = ["run"]\n[run]\nkind = "evaluation"\ntitle = "a run"\n')
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / figure.PICTURE, tmp_path / figure.PICTURE)
+    assert figure.main(["--check"], tmp_path) == 0
+    change(tmp_path, "run", lambda results: results["clean"]["subjects"]["defense"].update(accuracy=0.5))
+    assert figure.main(["--check"], tmp_path) == 1
+    assert figure.main([], tmp_path) == 0
+    assert ">50.0 %<" in (tmp_path / figure.PICTURE).read_text()
 
 
 def test_a_table_of_the_paper_cell_by_cell(tree):
@@ -250,15 +296,15 @@ def test_a_classifier_alone_stands_beside_the_classifier_alone(tree):
 def test_a_changed_number_is_found_and_mended(tree, name, edit):
     assert tables.main(["--check"], tree) == 0
     change(tree, name, edit)
-    before = (tree / "README.md").read_text()
+    before = (tree / "docs/results.md").read_text()
     assert tables.main(["--check"], tree) == 1
-    assert (tree / "README.md").read_text() == before
+    assert (tree / "docs/results.md").read_text() == before
     assert tables.main([], tree) == 0
     assert tables.main(["--check"], tree) == 0
 
 
 def test_a_number_changed_by_hand_is_found(tree):
-    page = tree / "README.md"
+    page = tree / "docs/results.md"
     page.write_text(page.read_text().replace("12.3 %", "82.3 %"))
     assert tables.main(["--check"], tree) == 1
 
@@ -290,7 +336,7 @@ def test_a_run_needs_a_commit_from_somewhere(tree):
     refused(tree, "expected a commit")
     index = tree / "results/index.toml"
     index.write_text(index.read_text().replace("[strong-run]\n", '[strong-run]\ncommit = "decade"\n'))
-    assert "commit decade" in tables.filled(tree)["README.md"]
+    assert "commit decade" in tables.filled(tree)["docs/results.md"]
 
 
 def test_a_run_that_is_too_large_or_not_tidy_is_refused(tree, monkeypatch):
@@ -381,14 +427,14 @@ def test_an_evaluation_of_something_else_is_not_put_beside_a_table(tree, edit):
     ],
 )
 def test_a_page_whose_regions_do_not_fit_is_refused(tree, text, words):
-    (tree / "README.md").write_text(text)
+    (tree / "docs/results.md").write_text(text)
     refused(tree, words)
 
 
 def test_a_headline_region_needs_a_headline(tree):
     index = tree / "results/index.toml"
     index.write_text(index.read_text().replace('headline = ["strong-run"]', ""))
-    refused(tree, "README.md", "got 'headline'")
+    refused(tree, "docs/results.md", "got 'headline'")
 
 
 def test_a_run_is_added_packed_and_whole(tree, tmp_path_factory, capsys):

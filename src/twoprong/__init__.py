@@ -5,16 +5,21 @@ decision = defense(batch)
 evaluation = tp.evaluate(defense, test_images, test_labels)
 """
 
-from twoprong import attacks, errors
-from twoprong.config import FitConfig
-from twoprong.defense import Decision, Defense, load
-from twoprong.detect.detector import Detector, Verdict
-from twoprong.detect.kernel import DeepKernel, Sample
-from twoprong.detect.mmd import mmd2
-from twoprong.errors import TwoprongError
-from twoprong.evaluation.run import Evaluation, evaluate
-from twoprong.models.dunet import DUNet
-from twoprong.recipe import fit
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twoprong import attacks, errors
+    from twoprong.config import FitConfig
+    from twoprong.defense import Decision, Defense, load
+    from twoprong.detect.detector import Detector, Verdict
+    from twoprong.detect.kernel import DeepKernel, Sample
+    from twoprong.detect.mmd import mmd2
+    from twoprong.errors import TwoprongError
+    from twoprong.evaluation.options import EvaluateOptions
+    from twoprong.evaluation.run import Evaluation, evaluate
+    from twoprong.models.dunet import DUNet
+    from twoprong.recipe import fit
 
 __all__ = [
     "DUNet",
@@ -22,6 +27,7 @@ __all__ = [
     "DeepKernel",
     "Defense",
     "Detector",
+    "EvaluateOptions",
     "Evaluation",
     "FitConfig",
     "Sample",
@@ -34,3 +40,34 @@ __all__ = [
     "load",
     "mmd2",
 ]
+
+# Where each name lives. It is imported when it is first asked for: torch takes a second, and `twoprong --help` needs none.
+_HOMES = {
+    "DUNet": "models.dunet",
+    "Decision": "defense",
+    "DeepKernel": "detect.kernel",
+    "Defense": "defense",
+    "Detector": "detect.detector",
+    "EvaluateOptions": "evaluation.options",
+    "Evaluation": "evaluation.run",
+    "FitConfig": "config",
+    "Sample": "detect.kernel",
+    "TwoprongError": "errors",
+    "Verdict": "detect.detector",
+    "evaluate": "evaluation.run",
+    "fit": "recipe",
+    "load": "defense",
+    "mmd2": "detect.mmd",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f"{__name__}.{_HOMES.get(name, name)}")  # a name without a home is itself a module
+    globals()[name] = getattr(home, name) if name in _HOMES else home
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return __all__

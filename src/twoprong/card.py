@@ -16,10 +16,11 @@ A two-pronged defence (DAD, Zhang et al., ICML 2025) around a classifier, fitted
 - Written with twoprong {twoprong}, torch {torch}; seed {seed}
 {measured}
 ## What it does not withstand
-The defence in this bundle is the published one. It finds the batches of attackers who do not know of it, as long as they
-change enough, and reads them at the price of noise and denoiser; a change too small to be noticed meets the bare
-classifier. An attacker who knows the reference and the threshold can keep a batch's statistic below the threshold and is
-then classified without the denoiser, and one who differentiates through noise and denoiser gets far on that route too.
+The defence in this bundle is the published one. It detects batches from attackers who do not know the defence, if they
+change enough, and classifies them after denoising, which costs accuracy. A change too small to be detected reaches the
+bare classifier. An attacker who knows the reference and the threshold can keep the statistic of a batch below the
+threshold; the batch is then classified without the denoiser. An attacker who differentiates through noise and denoiser
+gets far on that route, too.
 
     import twoprong as tp
     defense = tp.load("this directory")

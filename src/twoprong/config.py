@@ -1,4 +1,4 @@
-"""Frozen, validated settings. Defaults are the paper's CIFAR-10 values except where METHOD and docs say otherwise."""
+"""Frozen, validated settings. Defaults are the paper's CIFAR-10 values except where the docs say otherwise."""
 
 import difflib
 import tomllib
@@ -51,7 +51,7 @@ class Settings(BaseModel):
 
 
 class SplitConfig(Settings):
-    """How many images each part gets; the denoiser takes the rest. No part but the denoiser's takes over a fifth."""
+    """How many images each part gets; the denoiser takes the rest. No other part takes more than a fifth."""
 
     kernel: Count = 1000
     reference: Count = 500
@@ -70,10 +70,10 @@ class AttackConfig(Settings):
 
 
 class KernelConfig(Settings):
-    """Algorithm 1. The paper's rate of 2e-4 leaves three scalars where they start; ours acts on logarithms.
+    """Learning the kernel: the paper's Algorithm 1. Its rate of 2e-4 hardly moves three scalars; ours acts on logarithms.
 
-    Of the kernels with these widths of a learned projection (0: the features as they are, the paper's kernel) the one whose
-    test finds the most on images kept aside is taken; of equals the first.
+    One kernel is learned for each width of a projection (0: the features as they are, the paper's kernel). The kernel whose
+    test detects the most on held-out images is taken; ties go to the first.
     """
 
     projections: Annotated[tuple[Annotated[int, Field(ge=0, strict=True)], ...], Field(min_length=1)] = (0, 8)
@@ -103,7 +103,7 @@ Layers = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)] | None,
 
 
 class DetectorConfig(Settings):
-    """The test: which features, how often it may cry wolf, for which batch sizes, and how sure to be of that."""
+    """The test: its features, the false alarm rate, the batch sizes, and the confidence in that rate."""
 
     features: Layers = None
     false_alarm_rate: Share = 0.05
@@ -123,7 +123,7 @@ class DetectorConfig(Settings):
 
 
 class DenoiserConfig(Settings):
-    """Algorithm 2."""
+    """The denoiser and its training: the paper's Algorithm 2."""
 
     width: Annotated[Number, Field(gt=0, le=8)] = 1.0
     epochs: Count = 60
@@ -152,7 +152,7 @@ class ClassifierConfig(Settings):
 
 
 class FitConfig(Settings):
-    """Everything that decides what a fitted defence is, next to the classifier and the images."""
+    """Everything that determines a fitted defence, besides the classifier and the images."""
 
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     on_small_batch: SmallBatchPolicy = "error"

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from importlib import metadata
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import twoprong as tp
+from twoprong.parts import FORMAT
 from twoprong.seeds import generator
 
 FAST = """
@@ -57,12 +57,12 @@ def fitted(tmp_path_factory):
     return folder, run
 
 
-def test_version_and_help():
-    assert twoprong("--version").stdout.strip() == f"twoprong {metadata.version('twoprong')}"
-    for command in ((), ("demo",), ("fit",), ("inspect",)):
-        run = twoprong(*command, "--help")
-        assert run.returncode == 0
-        assert "Usage" in run.stdout
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "notes").write_text("a file, so nothing can be below it")
+    for below in (("demo", "--out", "notes/demo"), (*DIGITS[:-1], "notes/bundle")):
+        message = refused(twoprong(*below, cwd=tmp_path))
+        assert "notes" in message
+        assert len(message.strip().splitlines()) == 1
 
 
 def test_fit_writes_a_bundle_and_a_summary_for_machines(fitted):
@@ -90,7 +90,7 @@ def test_inspect_shows_and_prints_the_manifest(fitted):
     shown = twoprong("inspect", "bundle", cwd=folder)
     assert shown.returncode == 0
     assert "all files verified" in shown.stdout
-    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == 2
+    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == FORMAT
 
 
 def test_inspect_of_a_damaged_bundle_is_one_line_that_names_the_file(fitted, tmp_path):

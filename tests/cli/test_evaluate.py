@@ -1,14 +1,13 @@
 """What the command hands to the evaluation; tests/evaluation say what becomes of it."""
 
-import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from twoprong.cli.device import Device, Precision
-
-command = importlib.import_module("twoprong.cli.evaluate")  # the package has the function under this name
+from twoprong.cli import evaluate as command
+from twoprong.cli.arguments.evaluate import EvaluateArguments
+from twoprong.cli.arguments.shared import Device
 
 
 @pytest.fixture
@@ -16,15 +15,15 @@ def asked(monkeypatch, tmp_path):
     """Calls the command; gives what it asked the evaluation for."""
     found = {}
 
-    def listen(defense, images, **settings):
-        found.update(settings, defense=defense, images=images)
+    def listen(defense, images, options, **places):
+        found.update(vars(options), **places, defense=defense, images=images)
         return SimpleNamespace(results=SimpleNamespace(as_dict=dict), reliable=True)
 
     monkeypatch.setattr(command, "run_evaluation", listen)
 
     def call(bundle, **options):
-        plain = {"device": Device.cpu, "precision": Precision.fp32, "as_json": True, "directory": tmp_path / "out"}
-        command.evaluate(Path(bundle), **plain, **options)
+        plain = {"device": Device.cpu, "as_json": True, "directory": tmp_path / "out"}
+        command.evaluate(EvaluateArguments(bundle=Path(bundle), **plain, **options))
         return found
 
     return call

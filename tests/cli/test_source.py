@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from twoprong.cli.classifier import get_classifier
+from twoprong.cli.classifier import Training, get_classifier
 from twoprong.cli.source import get_data, say_fewer
 from twoprong.config import FitConfig
 from twoprong.errors import BundleError, InputError
@@ -32,7 +32,7 @@ def test_nothing_is_learned_from_test_images(tmp_path):
     data = get_data("cifar10-small", None, None, None)
     for weights in (None, tmp_path / "weights.safetensors"):
         with pytest.raises(InputError, match=r"--data cifar10-small: expected images to learn from, .*500 test images only"):
-            get_classifier("cnn", weights, data, FitConfig(), tmp_path, False, silent, "fp32")
+            get_classifier("cnn", weights, data, Training(FitConfig(), tmp_path, False, silent, "fp32"))
 
 
 def test_who_asks_for_more_images_than_there_are_is_told(capsys):

@@ -16,11 +16,13 @@ from twoprong.cli import app
 from twoprong.errors import ConfigError, DataError, InputError
 from twoprong.models.train import accuracy
 from twoprong.models.zoo import build
+from twoprong.names import TABLES
 from twoprong.report.reproduction import show
 from twoprong.reproduce import run as module
 from twoprong.reproduce.artifacts import Artifacts
+from twoprong.reproduce.options import ReproduceOptions
 from twoprong.reproduce.run import reproduce
-from twoprong.reproduce.tables import NAMES, Experiment, Spec, load_experiment, spec_of
+from twoprong.reproduce.tables import Experiment, Spec, load_experiment, spec_of
 from twoprong.robust import METHODS
 from twoprong.seeds import initialised
 from twoprong.storage import fingerprint
@@ -36,7 +38,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reproduce")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    printed = {name: invoke(name, "--out", folder / name, "--work", folder / "work") for name in NAMES}
+    printed = {name: invoke(name, "--out", folder / name, "--work", folder / "work") for name in TABLES}
     torch.set_num_threads(threads)
     return folder, printed
 
@@ -62,7 +64,7 @@ def without_seconds(results):
     return {**results, "rows": rows, "run": None}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_it_runs_and_prints_the_papers_numbers_beside_ours(runs, name):
     folder, printed = runs
     run, experiment, results = printed[name], load_experiment(name), results_of(runs, name)
@@ -85,7 +87,7 @@ def test_it_runs_and_prints_the_papers_numbers_beside_ours(runs, name):
     assert "smoke: shows that it runs, not what it gives" in page
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLES)
 def test_results_are_complete(runs, name):
     results, experiment = results_of(runs, name), load_experiment(name)
     assert (results["format"], results["kind"], results["name"], results["scale"]) == (1, "reproduction", name, "smoke")
@@ -198,7 +200,9 @@ def test_a_killed_run_goes_on_to_the_same_numbers(runs, monkeypatch, tmp_path, d
     crafted = count_calls(monkeypatch, Artifacts, "_craft")
 
     def run(out, resume=False, progress=lambda *report: None):
-        return measured("two-pronged", "smoke", digits, out, work=work, images=200, resume=resume, progress=progress)
+        return measured(
+            "two-pronged", "smoke", digits, out, ReproduceOptions(work=work, images=200, resume=resume, progress=progress)
+        )
 
     def kill(stage, done, total, note=""):
         if stage == "attack" and note == "paper" and done == 1:
@@ -214,7 +218,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(runs, monkeypatch, tmp_path, d
     assert without_seconds(resumed) == without_seconds(run(tmp_path / "undisturbed"))
     assert len(crafted) == 8
     with pytest.raises(InputError, match="other weights, images or settings"):
-        reproduce("two-pronged", "smoke", digits, tmp_path / "killed", work=work, resume=True, seed=1)
+        reproduce("two-pronged", "smoke", digits, tmp_path / "killed", ReproduceOptions(work=work, resume=True, seed=1))
 
 
 def test_shares_are_of_adversarial_images_and_nested(runs, monkeypatch, digits):
@@ -247,7 +251,7 @@ def test_a_surrogate_is_another_classifier(runs, digits):
 def test_a_given_classifier_is_the_one_that_is_protected(tmp_path, digits):
     with initialised(0, "given"):
         given = build("cnn", 10, 1).eval().requires_grad_(False)
-    results = measured("bpda", "smoke", digits, tmp_path, trained=lambda name: given)
+    results = measured("bpda", "smoke", digits, tmp_path, ReproduceOptions(trained=lambda name: given))
     bundle = cells_of(results)[0]["bundle"]
     assert fingerprint(tp.load(tmp_path / bundle).classifier) == fingerprint(given)
 
@@ -265,39 +269,41 @@ def test_a_given_surrogate_is_the_one_that_attacks_are_made_on(tmp_path, digits)
     with initialised(0, "theirs"):
         theirs = build("cnn", 10, 1).eval().requires_grad_(False)
     given = {"trained": lambda name: protected, "only": ["linf 8/255"], "columns": ["rn-18"], "images": 10}
-    results = measured("transfer", "smoke", digits, tmp_path / "theirs", surrogates={"cnn": theirs}, **given)
+    results = measured(
+        "transfer", "smoke", digits, tmp_path / "theirs", ReproduceOptions(surrogates={"cnn": theirs}, **given)
+    )
     assert [cell["surrogate_accuracy"] for cell in cells_of(results)] == [100 * accuracy(theirs, digits.test)]
     for name, surrogate, words in (("cnn", protected, "other weights than"), ("wrn", theirs, "made on here, of cnn")):
         with pytest.raises(InputError, match=words):
-            reproduce("transfer", "smoke", digits, tmp_path / name, surrogates={name: surrogate}, **given)
+            reproduce("transfer", "smoke", digits, tmp_path / name, ReproduceOptions(surrogates={name: surrogate}, **given))
     assert "expected NAME=FILE" in str(invoke("transfer", "--surrogate-weights", "cnn").exception)
 
 
 def test_a_defence_that_was_fitted_for_its_seconds_serves_the_others(tmp_path, digits):
     given = {"work": tmp_path / "work", "images": 10}
-    reproduce("compute", "smoke", digits, tmp_path / "compute", only=["RN-18"], **given)
+    reproduce("compute", "smoke", digits, tmp_path / "compute", ReproduceOptions(only=["RN-18"], **given))
     (fitted,) = (tmp_path / "work" / "bundles").iterdir()
-    reproduce("bpda", "smoke", digits, tmp_path / "bpda", **given)
+    reproduce("bpda", "smoke", digits, tmp_path / "bpda", ReproduceOptions(**given))
     assert list((tmp_path / "work" / "bundles").iterdir()) == [fitted]
 
 
 def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits):
-    results = measured("table1-linf", "smoke", digits, tmp_path, only=["wrn-70"], images=10)
+    results = measured("table1-linf", "smoke", digits, tmp_path, ReproduceOptions(only=["wrn-70"], images=10))
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
     left, *_ = results["quoted"]
     assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
     with pytest.raises(InputError, match="of DAD, WRN-28-10; DAD, WRN-70-16"):
-        reproduce("table1-linf", "smoke", digits, tmp_path / "other", only=["wrn-70", "wrn-34"])
+        reproduce("table1-linf", "smoke", digits, tmp_path / "other", ReproduceOptions(only=["wrn-70", "wrn-34"]))
 
 
 def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(tmp_path, digits):
     chosen = {"only": ["denoiser only"], "columns": ["l2", "CLEAN"]}
-    results = measured("two-pronged", "smoke", digits, tmp_path, images=10, **chosen)
+    results = measured("two-pronged", "smoke", digits, tmp_path, ReproduceOptions(images=10, **chosen))
     assert results["columns"] == ["Clean", "PGD+EOT l2"]
     assert [(cell["paper"], cell["spread"]) for cell in cells_of(results)] == [(85.07, 0.16), (85.01, 0.50)]
     assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37]}]
     with pytest.raises(InputError, match=r"--column 'l1': expected a name or a part of one, of Clean; PGD\+EOT linf;"):
-        reproduce("two-pronged", "smoke", digits, tmp_path / "other", columns=["l1"])
+        reproduce("two-pronged", "smoke", digits, tmp_path / "other", ReproduceOptions(columns=["l1"]))
 
 
 def test_a_whole_name_is_meant_before_a_part_of_others():
@@ -310,14 +316,14 @@ def test_a_whole_name_is_meant_before_a_part_of_others():
 
 def test_settings_reach_every_fit_but_not_over_those_of_a_row(tmp_path, digits):
     asked = ["denoiser.noise=clamped", "denoiser.alpha=0.5"]
-    results = measured("alpha", "smoke", digits, tmp_path, only=["0.05"], images=10, assignments=asked)
+    results = measured("alpha", "smoke", digits, tmp_path, ReproduceOptions(only=["0.05"], images=10, assignments=asked))
     assert results["config"]["denoiser"]["noise"] == "clamped"
     fitted = tp.load(tmp_path / cells_of(results)[0]["bundle"]).config.denoiser
     assert (fitted.noise, fitted.alpha) == ("clamped", 0.05)
     with pytest.raises(ConfigError, match=r"denoiser\.noise"):
-        reproduce("alpha", "smoke", digits, tmp_path / "other", assignments=["denoiser.noise=loud"])
+        reproduce("alpha", "smoke", digits, tmp_path / "other", ReproduceOptions(assignments=["denoiser.noise=loud"]))
     with pytest.raises(InputError, match="use --seed"):
-        reproduce("alpha", "smoke", digits, tmp_path / "other", assignments=["seed=5"])
+        reproduce("alpha", "smoke", digits, tmp_path / "other", ReproduceOptions(assignments=["seed=5"]))
     assert not (tmp_path / "other").exists()
 
 
@@ -349,10 +355,10 @@ def test_what_full_scale_needs_is_said_before_the_work(tmp_path):
 
 def test_files_and_names_are_the_same_list():
     files = {entry.name for entry in resources.files("twoprong.reproduce").joinpath("paper").iterdir()}
-    assert files == {f"{name}.toml" for name in (*NAMES, "scales")}
+    assert files == {f"{name}.toml" for name in (*TABLES, "scales")}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("scale_name", ["smoke", "full"])
 def test_every_cell_can_be_asked_for(name, scale_name):
     experiment = load_experiment(name)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from twoprong.models.zoo import build
-from twoprong.robust.losses import AT, AWP, MART, METHODS, TRADES, divergence
+from twoprong.robust.losses import AT, AWP, HAT, MART, METHODS, TRADES, Natural, divergence
 from twoprong.seeds import generator, initialised
 
 CLASSES = 4
@@ -157,3 +157,24 @@ def test_betas_weigh_the_second_term():
         zero, one, two = (method(beta).loss(lambda x: x, clean, attacked, labels).item() for beta in (0.0, 1.0, 2.0))
         assert two - one == pytest.approx(one - zero)
         assert one > zero
+
+
+def test_hat_adds_the_helpers_view_of_what_lies_beyond_the_ball():
+    """With the identity as model and helper: the class that leads at x', asked for at x + h(x' - x)."""
+    clean, attacked, labels = some(3)
+    expected = 0.0
+    for c, a, y in zip(clean.tolist(), attacked.tolist(), labels.tolist(), strict=True):
+        beyond = [one + 2 * (other - one) for one, other in zip(c, a, strict=True)]
+        p, named = softmax(c), a.index(max(a))
+        expected += -math.log(p[y]) + 2.5 * kl(p, softmax(a)) - 0.5 * math.log(softmax(beyond)[named])
+    found = HAT(nn.Identity()).loss(lambda x: x, clean, attacked, labels)
+    assert found.item() == pytest.approx(expected / len(labels), rel=1e-10)
+
+
+def test_ordinary_training_smooths_its_labels_and_needs_no_attack():
+    clean, attacked, labels = some(4)
+    rows = zip(clean.tolist(), labels.tolist(), strict=True)
+    expected = sum(-sum((0.9 * (k == y) + 0.1 / CLASSES) * math.log(p) for k, p in enumerate(softmax(c))) for c, y in rows)
+    assert Natural().loss(lambda x: x, clean, attacked, labels).item() == pytest.approx(expected / len(labels), rel=1e-10)
+    assert not Natural().attacked
+    assert TRADES().attacked

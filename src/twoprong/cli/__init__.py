@@ -1,21 +1,34 @@
-"""The command line: one file per command, errors as one line, exit code 2 for a user's mistake."""
+"""The command line: errors as one line, exit code 2 for a user's mistake.
+
+A command is two files: `arguments/NAME.py` says what it takes, `NAME.py` does the work.
+"""
 
 import os
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from twoprong.cli.attack import attack
-from twoprong.cli.demo import demo
-from twoprong.cli.evaluate import evaluate
-from twoprong.cli.fit import fit
-from twoprong.cli.inspect import inspect
+from twoprong.cli.arguments.attack import AttackArguments
+from twoprong.cli.arguments.demo import DemoArguments
+from twoprong.cli.arguments.evaluate import EvaluateArguments
+from twoprong.cli.arguments.fit import FitArguments
+from twoprong.cli.arguments.inspect import InspectArguments
+from twoprong.cli.arguments.reproduce import ReproduceArguments
+from twoprong.cli.lazy import command
 from twoprong.cli.output import err, out, set_up_logging
-from twoprong.cli.reproduce import reproduce
 from twoprong.errors import TwoprongError
+
+COMMANDS: dict[str, type[Any]] = {
+    "demo": DemoArguments,
+    "fit": FitArguments,
+    "attack": AttackArguments,
+    "evaluate": EvaluateArguments,
+    "reproduce": ReproduceArguments,
+    "inspect": InspectArguments,
+}
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 
@@ -36,27 +49,19 @@ def twoprong(
     set_up_logging()
 
 
-for command in (demo, fit, attack, evaluate, reproduce, inspect):
-    app.command()(command)
+for name, kind in COMMANDS.items():
+    app.command(name)(command(name, kind))
 
 
 def main() -> None:
     """The entry point."""
     try:
         app()
-    except TwoprongError as error:
-        if os.environ.get("TWOPRONG_DEBUG"):
-            raise
-        err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(2)
     except BrokenPipeError:  # the reader of our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
+    except (TwoprongError, OSError) as error:
         if os.environ.get("TWOPRONG_DEBUG"):
             raise
         err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        err.print("interrupted; fit, evaluate and reproduce go on with --resume")
-        sys.exit(130)

@@ -4,11 +4,10 @@ import time
 from dataclasses import asdict, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from PIL import Image
 from rich.markup import escape
 from rich.table import Table
@@ -17,11 +16,13 @@ from torch import Tensor
 from twoprong.attacks import ATTACKS, Attack, Partial
 from twoprong.attacks.base import Model
 from twoprong.bundle import read_manifest
+from twoprong.cli.arguments.attack import AttackArguments
 from twoprong.cli.classifier import get_defense, get_trained
-from twoprong.cli.device import Device, Precision, choose, resolve
+from twoprong.cli.device import choose, resolve
 from twoprong.cli.output import out, print_json, progress_bars
-from twoprong.cli.source import KINDS, get_data, say_fewer
+from twoprong.cli.source import get_data, say_fewer
 from twoprong.config import as_number, toml_value
+from twoprong.data.tensors import ImageData
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.attack import Attacked, attack_batches
@@ -29,72 +30,44 @@ from twoprong.measure import wilson
 from twoprong.storage import write_atomic
 
 
-def attack(
-    name: Annotated[str, typer.Option("--attack", help=f"One of {', '.join(ATTACKS)}.")],
-    bundle: Annotated[
-        Path | None, typer.Argument(help="The bundle to attack, its directory or its name; or give --classifier.")
-    ] = None,
-    data: Annotated[str | None, typer.Option(help=f"{KINDS}.", show_default="a packaged bundle's own")] = None,
-    classifier: Annotated[str | None, typer.Option(help="A classifier: NAME with --weights, or MODULE:FACTORY.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="The classifier's weights, a .safetensors file.")] = None,
-    bare: Annotated[bool, typer.Option("--bare", help="Attack the bundle's classifier alone.")] = False,
-    eps: Annotated[
-        str | None, typer.Option(help="The budget, such as 8/255 or 0.5.", show_default="the bundle's, or 8/255")
-    ] = None,
-    norm: Annotated[str | None, typer.Option(help="linf or l2.", show_default="the bundle's, or linf")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the attack, such as steps=100; may be repeated.")
-    ] = None,
-    slots: Annotated[str | None, typer.Option(help="Attack only this share of every batch, such as 10%.")] = None,
-    images: Annotated[int, typer.Option(min=1, help="How many test images.")] = 200,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 100,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
-    file: Annotated[Path | None, typer.Option("--out", help="Where to write images and outcomes, an .npz file.")] = None,
-    pictures: Annotated[
-        Path | None, typer.Option(help="A directory for strips of original, attacked, difference x10.")
-    ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where cifar10's files are.")] = None,
-    image_size: Annotated[int | None, typer.Option(min=4, help="Resize a directory's images to this square.")] = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    precision: Annotated[Precision, typer.Option(help="Of the attack's networks; auto is bf16 on a GPU.")] = Precision.fp32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary for machines.")] = False,
-) -> None:
-    """Attack a bundle, or a bare classifier, with whole batches of test images."""
-    if bundle is None and classifier is None:
+def attack(given: AttackArguments) -> None:
+    """Load, attack, summarise; write images and pictures where asked."""
+    if given.bundle is None and given.classifier is None:
         raise InputError("expected a BUNDLE, or --classifier for a bare classifier, got neither")
-    chosen = make_attack(name, *_budget(bundle, eps, norm), assignments or [], slots)
-    where = choose(device)
-    inner = resolve(precision, where)
-    source = get_data(data, bundle, data_root, image_size).to(where)
-    model = _target(bundle, classifier, weights, bare, source, where)
-    say_fewer(images, source)
-    part = source.test[:images]
-    size = min(batch_size, len(part))
+    chosen = make_attack(given.name, *_budget(given), given.assignments or [], given.slots)
+    where = choose(given.device)
+    inner = resolve(given.precision, where)
+    source = get_data(given.data, given.bundle, given.data_root, given.image_size).to(where)
+    model = _target(given, source, where)
+    say_fewer(given.images, source)
+    part = source.test[: given.images]
+    size = min(given.batch_size, len(part))
     _check_sizes(model, len(part), size)
-    for option, place in (("--out", file and file.parent), ("--pictures", pictures)):
+    for option, place in (("--out", given.file and given.file.parent), ("--pictures", given.pictures)):
         if place is not None and place.exists() and not place.is_dir():
             raise InputError(f"{option}: expected a directory at {place}, there is a file")
         if place is not None:
             place.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     with progress_bars() as progress:
-        batches = attack_batches(chosen, model, part, size, seed, progress, inner)
+        batches = attack_batches(chosen, model, part, size, given.seed, progress, inner)
     originals = part.images.cpu()
     summary = {
-        **_summarise(name, chosen, batches, originals, time.perf_counter() - start),
-        "seed": seed,
+        **_summarise(given.name, chosen, batches, originals, time.perf_counter() - start),
+        "seed": given.seed,
         "batch_size": size,
         "precision": inner,
         "settings": json_settings(chosen),
     }
-    if file is not None:
-        _write(file, batches, originals)
-    if pictures is not None:
-        _strips(pictures, originals, torch.cat([batch.result.images for batch in batches]).cpu(), batches)
-    if as_json:
+    if given.file is not None:
+        _write(given.file, batches, originals)
+    if given.pictures is not None:
+        _strips(given.pictures, originals, torch.cat([batch.result.images for batch in batches]).cpu(), batches)
+    if given.as_json:
         print_json(summary)
         return
-    table = Table(show_header=False, title=f"{name} on {bundle or classifier}{' (bare)' if bare else ''}")
+    target = f"{given.bundle or given.classifier}{' (bare)' if given.bare else ''}"
+    table = Table(show_header=False, title=f"{given.name} on {target}")
     for key, value in summary.items():
         table.add_row(key.replace("_", " "), escape(_shown(key, value)))
     out.print(table)
@@ -111,12 +84,14 @@ def _shown(key: str, value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _budget(bundle: Path | None, eps: str | None, norm: str | None) -> tuple[str, str]:
+def _budget(given: AttackArguments) -> tuple[str, str]:
     """The budget and its norm: as asked for, else those that the bundle was fitted for."""
-    fitted = {"eps": "8/255", "norm": "linf"} if bundle is None else read_manifest(bundle)["config"]["attack"]
-    if eps is None and norm not in (None, fitted["norm"]):
-        raise InputError(f"--norm {norm}: expected --eps beside it, a budget for this norm")
-    return str(fitted["eps"]) if eps is None else eps, norm or fitted["norm"]
+    fitted = {"eps": "8/255", "norm": "linf"}
+    if given.bundle is not None:
+        fitted = read_manifest(given.bundle)["config"]["attack"]
+    if given.eps is None and given.norm not in (None, fitted["norm"]):
+        raise InputError(f"--norm {given.norm}: expected --eps beside it, a budget for this norm")
+    return str(fitted["eps"]) if given.eps is None else given.eps, given.norm or fitted["norm"]
 
 
 def make_attack(name: str, eps: str, norm: str, assignments: list[str], slots: str | None) -> Attack:
@@ -152,15 +127,13 @@ def number(option: str, text: str) -> float:
         raise InputError(f"{option}: {error}") from error
 
 
-def _target(
-    bundle: Path | None, classifier: str | None, weights: Path | None, bare: bool, source: Any, where: torch.device
-) -> Model:
-    given = get_trained(classifier, weights, source).to(where) if classifier is not None else None
-    if bundle is None:
-        assert given is not None
-        return given
-    defense = get_defense(bundle, given, source)
-    return defense.classifier if bare else defense
+def _target(given: AttackArguments, source: ImageData, where: torch.device) -> Model:
+    classifier = get_trained(given.classifier, given.weights, source).to(where) if given.classifier is not None else None
+    if given.bundle is None:
+        assert classifier is not None
+        return classifier
+    defense = get_defense(given.bundle, classifier, source)
+    return defense.classifier if given.bare else defense
 
 
 def _check_sizes(model: Model, count: int, size: int) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -18,16 +19,18 @@ from twoprong.recipe import train_named
 from twoprong.storage import load_tensors
 
 
-def get_classifier(
-    name: str,
-    weights: Path | None,
-    data: ImageData,
-    config: FitConfig,
-    work: Path,
-    resume: bool,
-    progress: Progress,
-    precision: Precision,
-) -> nn.Module:
+@dataclass(frozen=True)
+class Training:
+    """How a classifier that comes without weights is trained, and where its checkpoints go."""
+
+    config: FitConfig
+    work: Path
+    resume: bool
+    progress: Progress
+    precision: Precision
+
+
+def get_classifier(name: str, weights: Path | None, data: ImageData, training: Training) -> nn.Module:
     """A frozen classifier in eval mode, on the data's device.
 
     `NAME` without weights is trained on the part of the data that leaves reference and calibration unseen; a
@@ -40,7 +43,10 @@ def get_classifier(
             "give a data set with a training part"
         )
     if ":" not in name and weights is None:
-        return train_named(name, data.train, len(data.classes), config, work, resume, progress, precision)
+        how = training
+        return train_named(
+            name, data.train, len(data.classes), how.config, how.work, how.resume, how.progress, how.precision
+        )
     return get_trained(name, weights, data)
 
 

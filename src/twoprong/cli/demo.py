@@ -1,27 +1,19 @@
 """`twoprong demo`."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
 from rich.table import Table
 
+from twoprong.cli.arguments.demo import DemoArguments
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.demo.run import demo as run_demo
 from twoprong.results.demo import DemoPhotographs, DemoResults
 
 
-def demo(
-    directory: Annotated[Path, typer.Option("--out", help="Where bundle/, results.json and report.html go.")] = Path(
-        "demo-out"
-    ),
-    seed: Annotated[int, typer.Option(min=0, help="Decides every number but the seconds.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")] = False,
-) -> None:
-    """See the method work, in a minute or two on a CPU: fitted on digits, then on photographs as it comes."""
+def demo(given: DemoArguments) -> None:
+    """Run the demo and show its tables."""
+    directory = given.directory
     with progress_bars() as progress:
-        results = run_demo(directory, seed, progress)
-    if as_json:
+        results = run_demo(directory, given.seed, progress)
+    if given.as_json:
         print_json(results.as_dict())
         return
     out.print(_table(results))

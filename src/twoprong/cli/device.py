@@ -1,23 +1,10 @@
 """The one place that chooses a device and a precision."""
 
-from enum import StrEnum
-
 import torch
 
+from twoprong.cli.arguments.shared import Device, Precision
 from twoprong.errors import InputError
 from twoprong.models.precision import Precision as ComputePrecision
-
-
-class Device(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Precision(StrEnum):
-    auto = "auto"
-    fp32 = "fp32"
-    bf16 = "bf16"
 
 
 def resolve(precision: Precision, device: torch.device) -> ComputePrecision:

@@ -1,24 +1,18 @@
 """`twoprong inspect`."""
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
 from rich.markup import escape
 from rich.table import Table
 
 from twoprong.bundle import read_manifest
 from twoprong.card import classifier_name
+from twoprong.cli.arguments.inspect import InspectArguments
 from twoprong.cli.output import out, print_json
 
 
-def inspect(
-    bundle: Annotated[Path, typer.Argument(help="A bundle's directory, or the name of one that comes with the package.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest.")] = False,
-) -> None:
-    """Verify every file of a bundle and show what is in it."""
-    manifest = read_manifest(bundle)
-    if as_json:
+def inspect(given: InspectArguments) -> None:
+    """Show a bundle's manifest, which reading it verifies."""
+    manifest = read_manifest(given.bundle)
+    if given.as_json:
         print_json(manifest)
         return
     config, about, image = manifest["config"], manifest["about"], manifest["preprocessing"]
@@ -39,7 +33,7 @@ def inspect(
         "bytes": f"{sum(entry['bytes'] for entry in manifest['files'].values()):,}, all files verified",
         **about.get("measured", {}),
     }
-    table = Table(show_header=False, title=escape(str(bundle)))
+    table = Table(show_header=False, title=escape(str(given.bundle)))
     for name, value in facts.items():
         table.add_row(escape(name), escape(str(value)))
     out.print(table)

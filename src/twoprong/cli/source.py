@@ -2,13 +2,12 @@
 
 from pathlib import Path
 
+from twoprong.cli.arguments.shared import KINDS
 from twoprong.cli.output import err
-from twoprong.data.sources import SOURCES, load_data
+from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
 from twoprong.shipped import name_of, names
-
-KINDS = f"{', '.join(SOURCES)}, or a directory with one sub-directory per class"
 
 
 def get_data(data: str | None, bundle: Path | None, root: Path | None, image_size: int | None) -> ImageData:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import DataError, InputError
@@ -133,6 +132,8 @@ class _Reader:
         log.warning("%s: left out %s that cannot be read", root, count)
 
     def _decode(self, path: Path) -> np.ndarray:
+        from PIL import Image, ImageOps  # only who reads pictures pays for the import
+
         with Image.open(path, formats=FORMATS) as opened:
             if opened.mode.split(";")[0] in DEEP_MODES:
                 raise ValueError(f"16-bit or float pixels, mode {opened.mode}; save it with 8 bits per channel")

@@ -3,20 +3,21 @@
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from twoprong.attacks.norms import NORMS
 from twoprong.config import NormName
-from twoprong.data.tensors import as_labelled, check_images
+from twoprong.data.tensors import Labelled, as_labelled, check_images
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.detector.study import study
+from twoprong.evaluation.options import EvaluateOptions
 from twoprong.evaluation.pieces import Piece, Pieces
 from twoprong.evaluation.plan import FORMAT, Plan
 from twoprong.evaluation.protocols import Item
@@ -27,8 +28,6 @@ from twoprong.evaluation.session import STUDY_COST, Session
 from twoprong.evaluation.subjects import DRAWS
 from twoprong.evaluation.threads import sensible, threads
 from twoprong.models.modes import evaluating
-from twoprong.models.precision import Precision
-from twoprong.progress import Progress, silent
 from twoprong.recipe import Images
 from twoprong.report.pictures import strips
 from twoprong.results.detector import DetectorStudy, NotStudied
@@ -63,57 +62,51 @@ def evaluate(
     protocol: str | Sequence[Item] = "quick",
     out: str | PathLike[str] | None = None,
     *,
-    train: Images | None = None,
-    against: Defense | None = None,
-    surrogate: nn.Module | None = None,
-    eps: float | None = None,
-    norm: str | None = None,
-    batch_size: int = 100,
-    count: int | None = None,
-    seed: int = 0,
-    resume: bool = False,
-    progress: Progress = silent,
-    precision: Precision = "fp32",
-    command: str | None = None,
-    source: str | None = None,
+    options: EvaluateOptions | None = None,
+    **keywords: Any,
 ) -> Evaluation:
     """Attack a defence by a protocol (quick, paper, strong, or a list of items) and say what is left of its accuracy.
 
-    `images` are clean and unseen by everything in the defence; `count` of them, drawn at random (200 for quick, else 1,000),
-    are attacked in batches of `batch_size`. The budget is the one the defence was fitted for unless `eps` and `norm` say
-    otherwise. `train` (clean training images) is for the MagNet baseline, `against` a second defence to compare with,
-    `surrogate` a classifier whose adversarial images are transferred. With `out`, results.json, report.html and results.md
-    go there (`source` names the images in them), and `resume=True` continues a killed run to the same numbers. Attacks
-    compute in `precision`; scores do not.
+    `images` are clean and unseen by everything in the defence; some are drawn at random and attacked in batches. With `out`,
+    results.json, report.html and results.md go there. Every other choice is a field of `EvaluateOptions`, given as a keyword
+    (`batch_size=50, resume=True`) or all together as `options`; keywords win.
     """
-    fitted = defense.config.attack
-    if eps is None and norm in NORMS and norm != fitted.norm:
-        raise InputError(f"eps: expected a budget beside norm {norm!r}; the defence was fitted for {fitted.norm}")
+    options = replace(options or EvaluateOptions(), **keywords)
     data = as_labelled(images, labels)
-    wanted = COUNTS.get(protocol, 1000) if count is None and isinstance(protocol, str) else count
-    plan = Plan(
-        defense,
-        data,
-        protocol,
-        fitted.eps if eps is None else eps,
-        cast(NormName, norm or fitted.norm),
-        batch_size,
-        min(len(data), len(data) if wanted is None else wanted),
-        seed,
-        _pictures(train),
-        against,
-        surrogate,
-        precision,
-    )
+    plan = _plan(defense, data, protocol, options)
     folder = None if out is None else Path(out)
     if folder is not None:
-        check_folder(folder, resume)
-    store = Pieces(None if folder is None else folder / "work", plan.key, resume)
-    with threads(sensible(data.images, plan.batch_size)), evaluating(defense), evaluating(against):
-        results = _results(Session(plan, store, progress), command, source)
+        check_folder(folder, options.resume)
+    store = Pieces(None if folder is None else folder / "work", plan.key, options.resume)
+    with threads(sensible(data.images, plan.batch_size)), evaluating(defense), evaluating(options.against):
+        results = _results(Session(plan, store, options.progress), options.command, options.source)
     if folder is not None:
         _write(results, folder)
     return Evaluation(results)
+
+
+def _plan(defense: Defense, data: Labelled, protocol: str | Sequence[Item], options: EvaluateOptions) -> Plan:
+    """The options with what they leave open filled in: the budget that the defence was fitted for, the protocol's count."""
+    fitted = defense.config.attack
+    if options.eps is None and options.norm in NORMS and options.norm != fitted.norm:
+        raise InputError(f"eps: expected a budget beside norm {options.norm!r}; the defence was fitted for {fitted.norm}")
+    wanted = options.count
+    if wanted is None:
+        wanted = COUNTS.get(protocol, 1000) if isinstance(protocol, str) else len(data)
+    return Plan(
+        defense,
+        data,
+        protocol,
+        eps=fitted.eps if options.eps is None else options.eps,
+        norm=cast(NormName, options.norm or fitted.norm),
+        batch_size=options.batch_size,
+        count=min(len(data), wanted),
+        seed=options.seed,
+        train=_pictures(options.train),
+        against=options.against,
+        surrogate=options.surrogate,
+        precision=options.precision,
+    )
 
 
 def check_folder(folder: Path, resume: bool) -> None:
@@ -255,7 +248,7 @@ def _name(classifier: nn.Module) -> str:
 
 
 def _write(results: EvaluationResults, folder: Path) -> None:
-    from twoprong.report.evaluation import write_page  # matplotlib takes a second to import
+    from twoprong.report.evaluation import write_page  # with jinja2, which only a page needs
     from twoprong.report.markdown import to_markdown
 
     text = json.dumps(results.as_dict(), indent=1, allow_nan=False) + "\n"

@@ -9,7 +9,7 @@ from torch import nn
 
 from twoprong.errors import InputError
 from twoprong.models.cnn import SmallCNN
-from twoprong.models.resnet import resnet18, resnet50
+from twoprong.models.resnet import resnet18, resnet18_silu, resnet50
 from twoprong.models.swin import swin_t
 from twoprong.models.wideresnet import WideResNet
 
@@ -26,6 +26,7 @@ class ModelSpec:
 MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "cnn": SmallCNN,
     "resnet18": resnet18,
+    "resnet18-silu": resnet18_silu,
     "resnet50": resnet50,
     "swin-t": swin_t,
 }

@@ -7,16 +7,16 @@ import io
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
+
+if TYPE_CHECKING:  # matplotlib takes half a second to import: only who draws pays for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK = "#010203"  # drawn in this colour, then replaced by the page's own
 PALETTE = ("#2a7de1", "#e0632d", "#1d9a6c", "#9159d6", "#cf3f8b", "#a07a08")  # replaced by --s1 … --s6 where a page has them
@@ -54,7 +54,9 @@ class Series:
 
 def histogram(series: Mapping[str, Sequence[float]], threshold: float, title: str) -> str:
     """The statistic of clean (first) and adversarial (second) batches as one SVG, with the threshold drawn."""
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": "twoprong"}):
+    from matplotlib.figure import Figure
+
+    with _style("twoprong"):
         figure = Figure(figsize=(6.4, 2.9), layout="constrained", facecolor="none")
         axes = figure.subplots(subplot_kw={"facecolor": "none"})
         values = [value for group in series.values() for value in group]
@@ -85,7 +87,7 @@ def lines(
     Ticks stand at the places `at` where there is room. `dense` lines are drawn without markers. The legend belongs to the
     page, where long names can wrap.
     """
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": label}):
+    with _style(label):
         figure, axes = _frame(3.0, left=0.68, bottom=0.58)
         for one in series:
             values = 100 * np.asarray(one.y)
@@ -122,7 +124,7 @@ def lines(
 
 def dots(rows: Sequence[str], series: Sequence[Series], label: str, *, x: str) -> str:
     """Shares (drawn in %) from left to right, one row for each name; the `x` of a series counts rows from the top."""
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": label}):
+    with _style(label):
         figure, axes = _frame(0.85 + 0.3 * len(rows), left=0.3 + 0.078 * max(map(len, rows)), bottom=0.58)
         for one in series:
             if one.intervals:
@@ -144,7 +146,7 @@ def panel(clean: Sequence[float], attacked: Sequence[float], threshold: float, s
 
     The axis is linear about zero as far as the threshold and logarithmic beyond, so that both sides of it can be seen.
     """
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": label}):
+    with _style(label):
         figure, axes = _frame(1.55, left=0.12, bottom=0.36)
         width = max(abs(threshold), 1e-6)
         low, middle, high = np.arcsinh(np.asarray([span[0], threshold, span[1]]) / width)
@@ -174,21 +176,32 @@ def panel(clean: Sequence[float], attacked: Sequence[float], threshold: float, s
 
 def picture(image: Tensor) -> str:
     """An image (C, H, W) in [0, 1] as a PNG data address, one pixel a pixel."""
+    from PIL import Image
+
     pixels = (image.detach().cpu() * 255).round().byte().permute(1, 2, 0).numpy()
     out = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(out, "PNG")
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
 
-def _frame(height: float, left: float, bottom: float) -> tuple[Figure, Axes]:
+def _style(salt: str) -> AbstractContextManager[None]:
+    """Figures drawn inside have this style; `salt` decides their ids."""
+    import matplotlib
+
+    return matplotlib.rc_context({**STYLE, "svg.hashsalt": salt})
+
+
+def _frame(height: float, left: float, bottom: float) -> "tuple[Figure, Axes]":
     """A figure as wide as a phone with margins in inches, so that the axes of several stand exactly under each other."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(WIDTH, height), facecolor="none")
     right, top = 0.14, 0.12
     box = (left / WIDTH, bottom / height, 1 - (left + right) / WIDTH, 1 - (bottom + top) / height)
     return figure, figure.add_axes(box, facecolor="none")
 
 
-def _plain(axes: Axes, x: str, y: str) -> None:
+def _plain(axes: "Axes", x: str, y: str) -> None:
     axes.set_xlabel(x, color=INK)
     axes.set_ylabel(y, color=INK)
     for side, spine in axes.spines.items():
@@ -215,8 +228,10 @@ def _apart(places: Sequence[float], room: float) -> list[float]:
     return sorted(kept)
 
 
-def _svg(figure: Figure, label: str) -> str:
+def _svg(figure: "Figure", label: str) -> str:
     """The figure as an SVG element with its label, the page's colours, and ids that no other figure of the page has."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     out = io.StringIO()
     FigureCanvasSVG(figure).print_svg(out, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     svg = out.getvalue()

@@ -16,7 +16,7 @@ SHOWN = 8  # images a strip
 @torch.no_grad()
 def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], seed: int) -> list[Picture]:
     """The first images of the first batch under every attack, and their labels."""
-    from twoprong.report.figures import picture  # matplotlib takes a second to import
+    from twoprong.report.figures import picture  # only who makes pictures pays for the import
 
     found = []
     for name, images in attacked.items():

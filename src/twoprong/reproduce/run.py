@@ -2,18 +2,17 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from twoprong.attacks.base import REVISION
 from twoprong.attacks.target import as_target
-from twoprong.data.tensors import ImageData, Labelled
+from twoprong.data.tensors import ImageData
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.pieces import Pieces
@@ -21,10 +20,9 @@ from twoprong.evaluation.provenance import made_with
 from twoprong.evaluation.scores import summarise
 from twoprong.evaluation.subjects import Subject, judge
 from twoprong.measure import partition
-from twoprong.models.precision import Precision
-from twoprong.progress import Progress, silent
 from twoprong.report.reproduction import to_markdown, write_comparison
 from twoprong.reproduce.artifacts import Artifacts, Measured, variant
+from twoprong.reproduce.options import ReproduceOptions
 from twoprong.reproduce.tables import Row, Spec, load_experiment, printed, spec_of
 from twoprong.results import ReproductionResults
 from twoprong.results.reproduction import Cell, QuotedRow, ReproductionRun, ScaleUsed
@@ -38,47 +36,28 @@ SMOKE = "smoke: shows that it runs, not what it gives"
 
 
 def reproduce(
-    name: str,
-    scale: str,
-    data: ImageData,
-    out: Path,
-    *,
-    work: Path | None = None,
-    resume: bool = False,
-    only: Sequence[str] = (),
-    columns: Sequence[str] = (),
-    assignments: Sequence[str] = (),
-    images: int | None = None,
-    classifier: str | None = None,
-    trained: Callable[[str], nn.Module] | None = None,
-    surrogates: Mapping[str, nn.Module] = MappingProxyType({}),
-    held_out: Labelled | None = None,
-    seed: int = 0,
-    precision: Precision = "fp32",
-    command: str | None = None,
-    progress: Progress = silent,
+    name: str, scale: str, data: ImageData, out: Path, options: ReproduceOptions | None = None
 ) -> ReproductionResults:
     """Measure every cell of the experiment `name` on `data`; returns what it writes to `out/results.json`.
 
     Beside it: `results.md`, `report.html`, `bundles/` with every defence that was measured, `work/` with finished pieces.
-    With `resume` a killed run goes on where it was. Classifiers, fits and attacked batches are looked for in `work`
-    (`out/work` where it is not given) under digests of all they depend on, so experiments that share it do not make them
-    twice. `only` and `columns` choose the rows and columns whose names hold one of these; `assignments` change the settings
-    of every fit, where its row does not; `images` are how many are attacked; `classifier` is protected instead of the
-    paper's; `trained` gives it ready-made, `surrogates` those of transferred attacks. Training and attacks compute in
-    `precision`; scores are float32.
+    Classifiers, fits and attacked batches are looked for in `options.work` under digests of all they depend on, so
+    experiments that share it do not make them twice.
     """
-    experiment = load_experiment(name).narrowed(only, columns)
+    options = options or ReproduceOptions()
+    seed, precision, trained, surrogates = options.seed, options.precision, options.trained, options.surrogates
+    experiment = load_experiment(name).narrowed(options.only, options.columns)
     chosen = experiment.scale(scale)
-    chosen = chosen.model_copy(update={"set": (*chosen.set, *assignments)})
-    if images is not None:
-        chosen = chosen.model_copy(update={"images": images})
-    if any(assignment.partition("=")[0].strip() == "seed" for assignment in assignments):
+    chosen = chosen.model_copy(update={"set": (*chosen.set, *options.assignments)})
+    if options.images is not None:
+        chosen = chosen.model_copy(update={"images": options.images})
+    if any(assignment.partition("=")[0].strip() == "seed" for assignment in options.assignments):
         raise InputError("--set seed: the seed of a reproduction is that of all its parts; use --seed")
-    if not resume and ((out / "work").exists() or (out / "results.json").exists()):
+    if not options.resume and ((out / "work").exists() or (out / "results.json").exists()):
         raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
-    artifacts = Artifacts(work or out / "work", data, chosen, seed, trained, surrogates, held_out, precision, progress)
-    grid = [[spec_of(row, column, chosen, classifier) for column in experiment.columns] for row in experiment.rows]
+    work = options.work or out / "work"
+    artifacts = Artifacts(work, data, chosen, seed, trained, surrogates, options.held_out, precision, options.progress)
+    grid = [[spec_of(row, column, chosen, options.classifier) for column in experiment.columns] for row in experiment.rows]
     for spec in (spec for line in grid for spec in line):
         chosen.config(spec, seed)  # settings that are wrong are said before anything is made
     specs = [spec.model_dump() for line in grid for spec in line]
@@ -101,7 +80,7 @@ def reproduce(
             spec, place = grid[len(rows)][number], f"{len(rows):03d}-{number:03d}"
             done = cells.piece(place, lambda s=spec: ({}, _measure(artifacts, s, out)))[1]  # type: ignore[misc]
             measured.append(Cell(column=column.name, **_paper(row, number), **done))
-            progress("cells", len(rows) * len(grid[0]) + number + 1, len(specs), f"{row.name}: {column.name}")
+            options.progress("cells", len(rows) * len(grid[0]) + number + 1, len(specs), f"{row.name}: {column.name}")
         rows.append(MeasuredRow(name=row.name, cells=measured))
     results = ReproductionResults(
         format=FORMAT,
@@ -123,9 +102,9 @@ def reproduce(
             precision=precision,
             data=data.name,
             test_images=len(data.test),
-            classifier=classifier or chosen.classifier,
+            classifier=options.classifier or chosen.classifier,
             scale=ScaleUsed.model_validate(chosen.model_dump(mode="json")),
-            command=command,
+            command=options.command,
             seconds=round(time.perf_counter() - started, 1),
         ),
         config=chosen.config(Spec(), seed).model_dump(mode="json"),

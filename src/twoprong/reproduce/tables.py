@@ -17,22 +17,7 @@ from pydantic import Field, model_validator
 from twoprong.attacks import ATTACKS, Attack
 from twoprong.config import Count, FitConfig, Number, Positive, Settings, load_config
 from twoprong.errors import InputError
-
-NAMES = (
-    "table1-linf",
-    "table1-l2",
-    "imagenet",
-    "transfer",
-    "batch-size",
-    "mixed",
-    "bpda",
-    "threshold",
-    "alpha",
-    "noise",
-    "two-pronged",
-    "compute",
-    "with-at",
-)
+from twoprong.names import TABLES
 
 Measure = Literal["clean", "attacked", "fit seconds", "fit memory", "inference seconds"]
 Share = Annotated[Number, Field(gt=0, le=1)]
@@ -181,10 +166,10 @@ def printed(numbers: tuple[float, ...], column: int) -> float | None:
 
 def load_experiment(name: str) -> Experiment:
     """The experiment called `name`. Raises InputError, with the nearest name, for an unknown one."""
-    if name not in NAMES:
-        near = get_close_matches(name, NAMES, 1)
+    if name not in TABLES:
+        near = get_close_matches(name, TABLES, 1)
         raise InputError(
-            f"NAME: expected one of {', '.join(NAMES)}, got {name!r}{f'; did you mean {near[0]}?' if near else ''}"
+            f"NAME: expected one of {', '.join(TABLES)}, got {name!r}{f'; did you mean {near[0]}?' if near else ''}"
         )
     own, shared = _read(name), _read("scales")
     for scale in ("full", "smoke"):

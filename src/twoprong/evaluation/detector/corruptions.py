@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
 from twoprong.errors import InputError
@@ -63,6 +62,8 @@ STRENGTHS: dict[str, tuple[float, ...]] = {
 
 
 def _through_jpeg(image: np.ndarray, quality: int) -> np.ndarray:
+    from PIL import Image  # only who makes pictures pays for the import
+
     file = io.BytesIO()
     Image.fromarray(image[..., 0] if image.shape[2] == 1 else image).save(file, "JPEG", quality=quality)
     with Image.open(file) as stored:

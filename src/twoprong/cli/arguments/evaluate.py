@@ -1,0 +1,62 @@
+"""The arguments of `twoprong evaluate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twoprong.cli.arguments.shared import (
+    BundleData,
+    DataRoot,
+    Device,
+    ImageSize,
+    InPrecision,
+    Norm,
+    OnDevice,
+    Precision,
+    ResultsAsJson,
+    Resume,
+    Seed,
+    Weights,
+)
+from twoprong.names import PROTOCOLS
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateArguments:
+    """Attack a bundle by a protocol and say honestly what it withstands. docs/evaluate.md explains every number."""
+
+    bundle: Annotated[Path, typer.Argument(help="The bundle to evaluate: its directory, or its name.")]
+    data: BundleData = None
+    protocol: Annotated[
+        str, typer.Option(help=f"{', '.join(PROTOCOLS)}: minutes, the paper's attacks, or everything we know.")
+    ] = "quick"
+    directory: Annotated[Path, typer.Option("--out", help="Where results.json, report.html and results.md go.")] = Path(
+        "evaluation"
+    )
+    resume: Resume = False
+    images: Annotated[
+        int | None, typer.Option(min=1, help="How many test images to attack.", show_default="200 for quick, else 1000")
+    ] = None
+    batch_size: Annotated[int, typer.Option(min=2, help="Images per batch.")] = 100
+    eps: Annotated[
+        str | None, typer.Option(help="The budget, such as 8/255.", show_default="what the bundle was fitted for")
+    ] = None
+    norm: Norm = None
+    against: Annotated[Path | None, typer.Option(help="A second bundle, evaluated beside the first.")] = None
+    classifier: Annotated[
+        str | None, typer.Option(help="The classifier, where it is not in the bundle: MODULE:FACTORY.")
+    ] = None
+    weights: Weights = None
+    surrogate: Annotated[
+        str | None, typer.Option(help="Whose attacks are transferred: a NAME (trained here), or MODULE:FACTORY.")
+    ] = None
+    surrogate_weights: Annotated[Path | None, typer.Option(help="The surrogate's weights, a .safetensors file.")] = None
+    data_root: DataRoot = None
+    image_size: ImageSize = None
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a sanity check failed.")] = False
+    seed: Seed = 0
+    device: OnDevice = Device.auto
+    precision: InPrecision = Precision.fp32
+    as_json: ResultsAsJson = False

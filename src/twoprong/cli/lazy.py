@@ -1,0 +1,27 @@
+"""A command from the class of its arguments; the module that does the work, and torch with it, is loaded on the call."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+import typer
+
+from twoprong.cli.output import err
+
+
+def command(name: str, arguments: type[Any]) -> Callable[..., None]:
+    """A function for typer with one parameter per field: hands one object to the function `name` of `twoprong.cli.NAME`."""
+
+    def call(**given: Any) -> None:
+        try:
+            getattr(import_module(f"twoprong.cli.{name}"), name)(arguments(**given))
+        except KeyboardInterrupt:  # typer would end without a word
+            err.print("interrupted; fit, evaluate and reproduce go on with --resume")
+            raise typer.Exit(130) from None
+
+    call.__name__, call.__doc__ = name, arguments.__doc__
+    call.__annotations__ = {field.name: field.type for field in fields(arguments)}
+    call.__signature__ = signature(arguments)  # type: ignore[attr-defined]  # what typer reads
+    return call

@@ -1,0 +1,46 @@
+"""The names that a user may choose from, as plain data: `--help` lists them without loading what they stand for.
+
+Each registry says what its names mean; a test keeps both the same.
+"""
+
+ATTACKS = (
+    "noise",
+    "fgsm",
+    "bim",
+    "pgd",
+    "pgd-eot",
+    "mma",
+    "cw",
+    "apgd-ce",
+    "apgd-dlr",
+    "apgd-t",
+    "fab-t",
+    "square",
+    "autoattack",
+    "autoattack-rand",
+    "bpda-eot",
+    "paper",
+    "route",
+    "evade",
+    "greedy",
+    "match",
+    "alarm",
+)
+CLASSIFIERS = ("cnn", "resnet18", "resnet50", "swin-t")  # and wrn-DEPTH-WIDTH
+PROTOCOLS = ("quick", "paper", "strong")
+SOURCES = ("digits", "cifar10", "cifar10-small")
+TABLES = (
+    "table1-linf",
+    "table1-l2",
+    "imagenet",
+    "transfer",
+    "batch-size",
+    "mixed",
+    "bpda",
+    "threshold",
+    "alpha",
+    "noise",
+    "two-pronged",
+    "compute",
+    "with-at",
+)

@@ -1,0 +1,103 @@
+"""What the defence withstands, in four rows: the table on the README's first page and the bars of its picture."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cells import budget, caveat, percent
+from cells import table as markdown_table
+from published import Run
+
+
+class Score(NamedTuple):
+    """Accuracies and the share of flagged batches under one attack, all between 0 and 1."""
+
+    alone: float
+    defended: float
+    flagged: float
+
+
+class Row(NamedTuple):
+    attacker: str
+    score: Score
+    interval: tuple[float, float] | None = None  # of the defended accuracy, where it is the worst case
+    weaker: tuple[float, Score] | None = None  # a smaller budget that does more harm, because it passes the test
+
+
+def rows(run: Run) -> list[Row]:
+    """Nobody, someone who does not know the defence, the paper's attack, someone who knows everything."""
+    results = run.results
+    worst = results["worst_case"]["defense"]
+    return [
+        Row("nobody: clean images", _clean(results)),
+        _unaware(results),
+        Row("runs the paper's attack (Algorithm 3)", _score(_named(results, "paper"))),
+        Row(
+            "knows everything (the worst of all attacks)",
+            Score(results["worst_case"]["bare"]["per_batch"], worst["per_batch"], _flagged_in_worst_case(results)),
+            tuple(worst["per_batch_interval"]),
+        ),
+    ]
+
+
+def withstands(run: Run) -> str:
+    """The four rows as a Markdown table, and what was measured under it."""
+    made, clean = run.results["run"], run.results["clean"]
+    head = ["attacker", "classifier alone", "with the defence", "batches flagged"]
+    lines = []
+    for row in rows(run):
+        cells = [percent(row.score.alone), percent(row.score.defended), _flags(row.score.flagged)]
+        if row.interval:
+            cells[1] += f" ({100 * row.interval[0]:.1f}–{100 * row.interval[1]:.1f})"
+        if row.weaker:
+            eps, score = row.weaker
+            at = budget(eps, made["norm"]).split()[1]
+            smaller = (percent(score.alone), percent(score.defended), _flags(score.flagged))
+            cells = [f"{cell}; {less} at {at}" for cell, less in zip(cells, smaller, strict=True)]
+        lines.append([row.attacker, *cells])
+    said = (
+        f"Accuracy of `{run.results['defense']['classifier']}` on `{made['data']}`: {made['images']:,} images "
+        f"({clean['images']:,} in the first row),\nbatches of {made['batch_size']}, "
+        f"budget {budget(made['eps'], made['norm'])}, protocol `{made['protocol']}`, 95 % interval in brackets.{caveat(run)}"
+    )
+    return f"{markdown_table(head, lines)}\n\n{said}"
+
+
+def _flags(share: float) -> str:
+    return {0.0: "none", 1.0: "all"}.get(share, percent(share))
+
+
+def _clean(results: dict[str, Any]) -> Score:
+    clean, size = results["clean"]["subjects"], results["run"]["batch_size"]
+    (alarms,) = (entry["rate"] for entry in results["detector"]["false_alarms"] if entry["size"] == size)
+    return Score(clean["bare"]["accuracy"], clean["defense"]["accuracy"], alarms)
+
+
+def _unaware(results: dict[str, Any]) -> Row:
+    """PGD on the classifier: at the full budget, and at the smaller one that passes the test and leaves the least."""
+    full = _score(_named(results, "pgd"))
+    others = [(attack["eps"], _score(attack)) for attack in _counted(results) if attack["threat_model"] == "bare"]
+    passing = [(eps, score) for eps, score in others if score.flagged < full.flagged and score.defended < full.defended]
+    weaker = min(passing, key=lambda one: one[1].defended, default=None)
+    return Row("does not know the defence (PGD)", full, weaker=weaker)
+
+
+def _flagged_in_worst_case(results: dict[str, Any]) -> float:
+    """The share of batches that are flagged under the attack that is the worst for each."""
+    attacks = {attack["name"]: attack for attack in _counted(results)}
+    chosen = results["worst_case"]["defense"]["chosen"]
+    flags = [attacks[name]["batches"][number]["subjects"]["defense"]["flagged"] for number, name in enumerate(chosen)]
+    return sum(map(bool, flags)) / len(flags)
+
+
+def _named(results: dict[str, Any], name: str) -> dict[str, Any]:
+    (attack,) = (attack for attack in _counted(results) if attack["name"] == name)
+    return attack
+
+
+def _counted(results: dict[str, Any]) -> Sequence[dict[str, Any]]:
+    return [attack for attack in results["attacks"] if attack["in_worst_case"]]
+
+
+def _score(attack: dict[str, Any]) -> Score:
+    defense = attack["subjects"]["defense"]
+    return Score(attack["subjects"]["bare"]["accuracy"], defense["accuracy"], defense["flagged"])

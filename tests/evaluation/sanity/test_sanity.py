@@ -174,7 +174,7 @@ def test_an_attack_of_one_step_is_caught(defense, digits):
     statuses = []
     for steps in (1, 20):
         items = [Item("evade", "adaptive", Evade(eps=eps, steps=steps, penalties=(1.0, 100.0)))]
-        results = evaluate(defense, digits.test[:100], protocol=items, batch_size=100, eps=eps).results
+        results = evaluate(defense, digits.test[:50], protocol=items, batch_size=50, eps=eps).results
         statuses += [check.status for check in results.sanity if check.name == "convergence"]
     assert statuses[0] == "failed"
     assert statuses[1] != "failed"

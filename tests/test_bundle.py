@@ -275,7 +275,7 @@ def test_features_of_several_layers_come_back(defense, digits, tmp_path):
 def test_features_that_are_no_names_are_refused(bundle, named):
     parts = json.loads((bundle / "manifest.json").read_text())["parts"]
     sign(bundle, parts=parts | {"extractor": parts["extractor"] | {"features": named}})
-    with pytest.raises(BundleError, match=r"manifest\.json: features: expected a layer's name or a list of names"):
+    with pytest.raises(BundleError, match=r"parts\.extractor\.features: expected a layer's name or a list of names"):
         tp.load(bundle)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import twoprong as tp
-from twoprong.parts import FORMAT
+from twoprong.manifest import FORMAT
 from twoprong.seeds import generator
 
 FAST = """

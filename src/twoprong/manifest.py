@@ -90,7 +90,7 @@ Network = Annotated[Classifier | Denoiser | Given, Field(discriminator="kind")]
 class ExtractorEntry(Entry):
     kind: Literal["features"]
     network: str
-    features: Source = None
+    features: Source
 
 
 class DetectorEntry(Entry):

@@ -27,6 +27,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {"classifier": build, "denoiser"
 GRAM = 2**24  # entries of the reference's Gram matrix that any bundle may ask for, and of the relabellings; 64 MB each
 POSITIONS = 2**16  # pixels up to which an image is sent through the networks; beyond, through torch's slow meta device
 KINDS = {
+    **{f"kernel.{name}": (torch.float, 0) for name in ("log_feature_bandwidth", "log_pixel_bandwidth", "logit_beta0")},
+    "kernel.projection": (torch.float, 2),
     "sizes": (torch.long, 1),
     "upper": (torch.double, 1),
     "central": (torch.double, 1),
@@ -41,10 +43,13 @@ Read = Callable[[Path], dict[str, Tensor]]
 def read_detector(file: Path, manifest: dict[str, Any], config: FitConfig, read: Read) -> Detector:
     """The detector, which needs no network. Raises BundleError where the manifest does not say what its tensors do."""
     tensors = read(file)
-    for name, (dtype, dimensions) in KINDS.items():
-        if name in tensors and (tensors[name].dtype, tensors[name].ndim) != (dtype, dimensions):
-            got = f"{tensors[name].dtype} with {tensors[name].ndim}"
-            raise BundleError(f"{file}: {name}: expected {dtype} with {dimensions} dimensions, got {got}")
+    for name, tensor in tensors.items():
+        expected = KINDS.get(name)
+        if expected and (tensor.dtype, tensor.ndim) != expected:
+            got = f"{tensor.dtype} with {tensor.ndim}"
+            raise BundleError(f"{file}: {name}: expected {expected[0]} with {expected[1]} dimensions, got {got}")
+        if expected and not bool(tensor.isfinite().all()):
+            raise BundleError(f"{file}: {name}: expected finite numbers")
     with refusing(file):
         check_memory(tensors["reference_pixels"], tensors["reference_features"], config.detector.permutations)
         detector = Detector.from_state(tensors, config.detector.permutations)

@@ -84,15 +84,27 @@ def fingerprint(*parts: object) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, nn.Module):
-            for name, tensor in sorted(part.state_dict().items()):
-                digest.update(name.encode())
-                _add(digest, tensor)
+            _add_state(digest, part.state_dict())
         elif isinstance(part, Tensor):
             _add(digest, part)
         else:
             digest.update(json.dumps(part, sort_keys=True).encode())
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def state_fingerprint(state: Mapping[str, Tensor]) -> str:
+    """The fingerprint of a module with this state, without the module."""
+    digest = hashlib.sha256()
+    _add_state(digest, state)
+    digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _add_state(digest: Any, state: Mapping[str, Tensor]) -> None:
+    for name, tensor in sorted(state.items()):
+        digest.update(name.encode())
+        _add(digest, tensor)
 
 
 def _add(digest: Any, tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ from twoprong.bundle import BLANK, _digest, read_manifest
 from twoprong.errors import BundleError
 from twoprong.models.features import Features
 from twoprong.models.zoo import build
-from twoprong.storage import load_tensors
+from twoprong.storage import load_tensors, save_tensors
 
 FILES = ("README.md", "classifier.safetensors", "denoiser.safetensors", "detector.safetensors", "manifest.json")
 
@@ -216,9 +216,67 @@ def test_a_save_that_fails_leaves_the_old_bundle(defense, bundle, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*/bundle/classifier\.safetensors'"):
         defense.save(bundle, overwrite=True)
     assert {file.name: file.read_bytes() for file in bundle.iterdir()} == before
+    assert list(bundle.parent.iterdir()) == [bundle]
+
+
+def test_of_two_writers_one_writes_and_one_is_told(defense, bundle, tmp_path, monkeypatch):
+    """The second tries while the first is between two files."""
+    other, losses, save = copy.deepcopy(defense), [], save_tensors
+    with torch.no_grad():
+        next(other.flagged.denoiser.parameters()).add_(1)
+
+    def interrupted(path, *rest, **more):
+        if path.name == "denoiser.safetensors":
+            with pytest.raises(BundleError, match=r"^[^\n]*bundle: another process is writing it; wait for it") as loss:
+                other.save(bundle, overwrite=True)
+            losses.append(loss)
+        save(path, *rest, **more)
+
+    monkeypatch.setattr("twoprong.bundle.save_tensors", interrupted)
+    defense.save(bundle, overwrite=True)
+    assert losses
+    assert torch.equal(next(tp.load(bundle).flagged.denoiser.parameters()), next(defense.flagged.denoiser.parameters()))
+    assert list(tmp_path.iterdir()) == [bundle]
+    monkeypatch.undo()
+    other.save(bundle, overwrite=True)
+    tp.load(bundle)
+
+
+def test_a_bundle_that_a_kill_left_without_its_name_is_found_and_kept(defense, bundle):
+    bundle.rename(bundle.with_name(".bundle.old"))  # what two renames with a kill between them leave
+    tp.load(bundle)
+    with pytest.raises(BundleError, match="exists already"):
+        defense.save(bundle)
+    assert (bundle / "manifest.json").is_file()
+    assert list(bundle.parent.iterdir()) == [bundle]
+
+
+@pytest.mark.parametrize("change", [{"threshold": 0.5}, {"central": 0.5}, {"batch_size": 3}])
+def test_thresholds_in_the_manifest_are_those_in_force(bundle, change):
+    rows = json.loads((bundle / "manifest.json").read_text())["thresholds"]
+    sign(bundle, thresholds=[rows[0] | change, *rows[1:]])
+    with pytest.raises(BundleError, match=r"manifest\.json: other thresholds than those in force.*detector\.safetensors"):
+        tp.load(bundle)
+
+
+def test_what_could_not_be_read_is_not_written(defense, tmp_path):
+    odd = tp.Defense(**vars(replace(defense.parts, about={"split_sizes": {"kernel": 0.5}})))
+    with pytest.raises(BundleError, match=r"manifest\.json: about\.split_sizes\.kernel: expected a valid integer"):
+        odd.save(tmp_path / "bundle")
+    many = defense.config.model_copy(update={"detector": defense.config.detector.model_copy(update={"permutations": 10**6})})
+    with pytest.raises(BundleError, match="1,000,000 permutations"):
+        tp.Defense(**vars(replace(defense.parts, config=many))).save(tmp_path / "bundle")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_no_terminal_should_see_are_kept_and_written_as_escapes(defense, tmp_path):
+    about = {"classes": ["\x1b[31mred", "\udcff"]}
+    tp.Defense(**vars(replace(defense.parts, about=about))).save(tmp_path / "bundle")
+    assert "\\x1b[31mred, \\udcff" in (tmp_path / "bundle" / "README.md").read_text()
+    assert tp.load(tmp_path / "bundle").about == about
 
 
 class Foreign(nn.Module):

@@ -85,6 +85,18 @@ def test_fit_does_not_touch_a_bundle_that_is_there(fitted):
     assert (folder / "bundle" / "manifest.json").read_bytes() == before
 
 
+def test_a_fit_that_was_killed_after_it_wrote_its_bundle_is_finished(fitted):
+    folder, _ = fitted
+    (folder / "bundle.work" / "checkpoints").mkdir()
+    before = (folder / "bundle" / "manifest.json").read_bytes()
+    run = twoprong(*DIGITS, "--config", "fast.toml", "--resume", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert "bundle: finished already" in run.stdout
+    assert not (folder / "bundle.work" / "checkpoints").exists()
+    assert "bundle: exists already" in refused(twoprong(*DIGITS, "--resume", cwd=folder))  # other settings
+    assert (folder / "bundle" / "manifest.json").read_bytes() == before
+
+
 def test_inspect_shows_and_prints_the_manifest(fitted):
     folder, _ = fitted
     shown = twoprong("inspect", "bundle", cwd=folder)

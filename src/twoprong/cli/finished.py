@@ -8,12 +8,14 @@ from twoprong.card import classifier_name, protected
 from twoprong.cli.arguments.fit import FitArguments
 from twoprong.config import FitConfig
 from twoprong.data.splits import split
-from twoprong.data.tensors import ImageData
+from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import BundleError, DataError
 from twoprong.storage import load_tensors, state_fingerprint
 
 
-def is_finished(given: FitArguments, settings: FitConfig, images: ImageData) -> bool:
+def is_finished(
+    given: FitArguments, settings: FitConfig, images: ImageData, held_out: Labelled | None, precision: str
+) -> bool:
     """Whether --resume finds a bundle of these settings, this classifier and these very images; in doubt it does not."""
     if not given.resume or given.overwrite or not given.bundle.exists():
         return False
@@ -22,13 +24,13 @@ def is_finished(given: FitArguments, settings: FitConfig, images: ImageData) -> 
         same = _same_classifier(manifest, given.classifier, given.weights)
     except (BundleError, DataError):
         return False
-    train, about = images.train, manifest["about"]
-    with_own = (split(train, settings.splits, settings.seed, held_out) for held_out in (None, train))
+    about = manifest["about"]
     return (
         same
         and manifest["config"] == settings.model_dump(mode="json")
+        and about.get("precision") == precision
         and about.get("classes") == list(images.classes)
-        and any(_kept(parts.hashes()) == _kept(about.get("split_hashes", {})) for parts in with_own)
+        and about.get("split_hashes") == split(images.train, settings.splits, settings.seed, held_out).hashes()
     )
 
 
@@ -36,8 +38,3 @@ def _same_classifier(manifest: dict[str, Any], name: str, weights: Path | None) 
     if weights is None:  # trained here, from these images and settings; a factory's weights nobody knows
         return classifier_name(manifest) == name
     return protected(manifest)["fingerprint"] == state_fingerprint(load_tensors(weights)[0])
-
-
-def _kept(hashes: dict[str, str]) -> tuple[str | None, ...]:
-    """The parts that always come out of --data, whatever is held out."""
-    return hashes.get("denoiser"), hashes.get("kernel")

@@ -27,15 +27,15 @@ def fit(given: FitArguments) -> None:
     where = choose(given.device)
     inner = resolve(given.precision, where)
     images = load_data(given.data, given.data_root, given.image_size, given.strict).to(where)
+    unseen = None
+    if given.held_out is not None:
+        unseen = load_data(str(given.held_out), None, given.image_size, given.strict).everything().to(where)
     folder = given.work or given.bundle.with_name(f"{given.bundle.name}.work")
-    if is_finished(given, settings, images):
+    if is_finished(given, settings, images, unseen, inner):
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         _say_finished(given.bundle, given.as_json)
         return
     check_target(given.bundle, given.overwrite)
-    unseen = None
-    if given.held_out is not None:
-        unseen = load_data(str(given.held_out), None, given.image_size, given.strict).everything().to(where)
     if not given.resume:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -254,31 +254,6 @@ def test_a_bundle_that_a_kill_left_without_its_name_is_found_and_kept(defense, b
     assert list(bundle.parent.iterdir()) == [bundle]
 
 
-@pytest.mark.parametrize("change", [{"threshold": 0.5}, {"central": 0.5}, {"batch_size": 3}])
-def test_thresholds_in_the_manifest_are_those_in_force(bundle, change):
-    rows = json.loads((bundle / "manifest.json").read_text())["thresholds"]
-    sign(bundle, thresholds=[rows[0] | change, *rows[1:]])
-    with pytest.raises(BundleError, match=r"manifest\.json: other thresholds than those in force.*detector\.safetensors"):
-        tp.load(bundle)
-
-
-def test_what_could_not_be_read_is_not_written(defense, tmp_path):
-    odd = tp.Defense(**vars(replace(defense.parts, about={"split_sizes": {"kernel": 0.5}})))
-    with pytest.raises(BundleError, match=r"manifest\.json: about\.split_sizes\.kernel: expected a valid integer"):
-        odd.save(tmp_path / "bundle")
-    many = defense.config.model_copy(update={"detector": defense.config.detector.model_copy(update={"permutations": 10**6})})
-    with pytest.raises(BundleError, match="1,000,000 permutations"):
-        tp.Defense(**vars(replace(defense.parts, config=many))).save(tmp_path / "bundle")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_names_that_no_terminal_should_see_are_kept_and_written_as_escapes(defense, tmp_path):
-    about = {"classes": ["\x1b[31mred", "\udcff"]}
-    tp.Defense(**vars(replace(defense.parts, about=about))).save(tmp_path / "bundle")
-    assert "\\x1b[31mred, \\udcff" in (tmp_path / "bundle" / "README.md").read_text()
-    assert tp.load(tmp_path / "bundle").about == about
-
-
 class Foreign(nn.Module):
     def __init__(self, ours: nn.Module) -> None:
         super().__init__()
@@ -327,14 +302,6 @@ def test_features_of_several_layers_come_back(defense, digits, tmp_path):
     loaded = tp.load(tmp_path / "bundle")
     assert loaded.extractor.source == ("hidden",)
     assert loaded(digits.test.images[:20]).statistic == saved(digits.test.images[:20]).statistic
-
-
-@pytest.mark.parametrize("named", [[], 3, [["hidden"]], ["hidden", 3]])
-def test_features_that_are_no_names_are_refused(bundle, named):
-    parts = json.loads((bundle / "manifest.json").read_text())["parts"]
-    sign(bundle, parts=parts | {"extractor": parts["extractor"] | {"features": named}})
-    with pytest.raises(BundleError, match=r"parts\.extractor\.features: expected a layer's name or a list of names"):
-        tp.load(bundle)
 
 
 def test_features_from_a_callable_must_be_given_again(classifier, digits, small_config, tmp_path):

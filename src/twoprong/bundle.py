@@ -56,9 +56,7 @@ def write_bundle(parts: Parts, path: str | os.PathLike[str], overwrite: bool = F
             check(parse(signed.encode(), target / MANIFEST), target / MANIFEST)  # what cannot be read is not written
             _write(partial / MANIFEST, signed)
     except BlockingIOError as error:
-        raise BundleError(
-            f"{path}: another process is writing it; wait for it, or choose another place"
-        ) from error
+        raise BundleError(f"{path}: another process is writing it; wait for it, or choose another place") from error
 
 
 def check_target(path: str | os.PathLike[str], overwrite: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from twoprong.card import protected
 from twoprong.config import FitConfig
@@ -138,7 +139,7 @@ def _twin(file: Path, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     depth = re.search(r"\d+", str(entry["spec"].get("name", "")))
     if depth and int(depth[0]) > len(tensors):
         raise BundleError(f"{file}: {len(tensors)} tensors are too few for {entry['spec']['name']}")
-    with refusing(file), torch.device("meta"):
+    with refusing(file), torch.device("meta"), _Unfilled():
         twin = NETWORKS[entry["kind"]](**entry["spec"]).eval()
     expected, got = _kinds(twin.state_dict()), _kinds(tensors)
     for name in sorted(expected.keys() | got.keys()):
@@ -167,6 +168,13 @@ def _given(root: Path, name: str, entry: Mapping[str, Any], given: nn.Module | N
     if entry["fingerprint"] != fingerprint(given):
         raise BundleError(f"{root}: the {name} given is not the one it was fitted around ({entry['type']}): other weights")
     return given
+
+
+class _Unfilled(TorchFunctionMode):
+    """Draws no weights where there are none: for that the meta device would import half of torch, which takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.normal_ else func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import nn
 
 from twoprong.errors import DataError
 from twoprong.seeds import initialised
-from twoprong.storage import PACKED, file_sha256, fingerprint, load_tensors, save_tensors, write_atomic
+from twoprong.storage import PACKED, file_sha256, fingerprint, load_tensors, save_tensors
 
 KINDS = [
     torch.float16,
@@ -21,45 +21,6 @@ KINDS = [
     torch.int64,
     torch.bool,
 ]
-
-
-def test_a_write_puts_the_whole_file_in_place_and_nothing_else(tmp_path):
-    path = tmp_path / "file"
-    write_atomic(path, lambda temporary: temporary.write_bytes(b"first"))
-    write_atomic(path, lambda temporary: temporary.write_bytes(b"second"))
-    assert path.read_bytes() == b"second"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("old", [b"old", None])
-def test_a_writer_that_fails_half_way_leaves_what_was_there(tmp_path, old):
-    path = tmp_path / "file"
-    if old is not None:
-        path.write_bytes(old)
-
-    def interrupted(temporary):
-        temporary.write_bytes(b"half of it")
-        assert temporary.parent == path.parent  # else the move would not be atomic
-        assert (path.read_bytes() if path.exists() else None) == old
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomic(path, interrupted)
-    assert (path.read_bytes() if path.exists() else None) == old
-
-
-def test_a_leftover_of_a_killed_run_is_overwritten(tmp_path):
-    path = tmp_path / "file"
-
-    def killed(temporary):
-        temporary.write_bytes(b"a long leftover of a killed run")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomic(path, killed)
-    write_atomic(path, lambda temporary: temporary.write_bytes(b"new"))
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)

@@ -6,60 +6,57 @@
     README.md                the model card
 
 Every byte is verified before anything is used, and no file is ever unpickled. Tensors are stored packed (`storage.py`).
-What the parts are, and how older formats spell them, is `parts.py`'s.
+What the parts are is `parts.py`'s, what a manifest may say `manifest.py`'s, and `rebuild.py` makes the one from the other.
 """
 
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from twoprong import rebuild
+from twoprong.atomic import new_directory, write_atomic
 from twoprong.card import model_card
 from twoprong.config import parse_config
 from twoprong.detect.detector import Detector
-from twoprong.errors import BundleError, ConfigError, DataError, InputError
+from twoprong.errors import BundleError, DataError
+from twoprong.manifest import LARGEST, MANIFEST, check, parse
 from twoprong.models.features import FeatureSource
-from twoprong.parts import DETECTOR, FORMAT, MANIFEST, READABLE, Parts, assemble, describe, stored_networks, upgraded
+from twoprong.parts import DETECTOR, Parts, describe, stored_networks
 from twoprong.shipped import find
-from twoprong.storage import file_sha256, load_tensors, save_tensors, sync
+from twoprong.storage import file_sha256, load_tensors, save_tensors
 
 CARD = "README.md"
 BLANK = "0" * 64
-KEYS = {"files": dict, "preprocessing": dict, "parts": dict, "thresholds": list, "config": dict, "about": dict}
 
 
 def write_bundle(parts: Parts, path: str | os.PathLike[str], overwrite: bool = False) -> None:
-    """Write the whole directory under a temporary name, force it to the disk, then rename it to `path`.
+    """Write the whole directory under a temporary name, force it to the disk, then put it in the place of `path`.
 
-    Raises BundleError where `path` exists, unless `overwrite` is set and what stands there is a bundle.
+    Raises BundleError where `path` exists, unless `overwrite` is set and what stands there is a bundle; and while another
+    process is writing it.
     """
-    check_target(path, overwrite)
     manifest = describe(parts)
+    rebuild.check_memory(*parts.detector.reference, parts.config.detector.permutations)
     target = Path(path).absolute()
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    for name, module in (*stored_networks(parts).items(), (DETECTOR, parts.detector)):
-        save_tensors(partial / f"{name}.safetensors", module.state_dict(), packed=True)
-    (partial / CARD).write_text(model_card(manifest), encoding="utf-8")
-    manifest["files"] = {
-        file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in sorted(partial.iterdir())
-    }
-    text = json.dumps(manifest | {"digest": BLANK}, indent=2, sort_keys=True) + "\n"
-    (partial / MANIFEST).write_text(text.replace(BLANK, _digest(text.encode())), encoding="utf-8")
-    for file in (*partial.iterdir(), partial):
-        sync(file)
-    old = target.with_name(f".{target.name}.old")
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    partial.rename(target)
-    sync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        with new_directory(target) as partial:
+            check_target(path, overwrite)
+            for name, module in (*stored_networks(parts).items(), (DETECTOR, parts.detector)):
+                save_tensors(partial / f"{name}.safetensors", module.state_dict(), packed=True)
+            _write(partial / CARD, model_card(manifest))
+            manifest["files"] = {
+                file.name: {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in sorted(partial.iterdir())
+            }
+            text = json.dumps(manifest | {"digest": BLANK}, indent=2, sort_keys=True) + "\n"
+            signed = text.replace(BLANK, _digest(text.encode()))
+            check(parse(signed.encode(), target / MANIFEST), target / MANIFEST)  # what cannot be read is not written
+            _write(partial / MANIFEST, signed)
+    except BlockingIOError as error:
+        raise BundleError(f"{path}: another process is writing it; wait for it, or choose another place") from error
 
 
 def check_target(path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -80,25 +77,15 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = root / MANIFEST
     if not file.is_file():
         raise BundleError(f"{file}: missing; {root} is not a bundle" if root.is_dir() else f"{root}: no such bundle")
+    if file.stat().st_size > LARGEST:
+        raise BundleError(f"{file}: {file.stat().st_size:,} bytes, a manifest has at most {LARGEST:,}")
     raw = file.read_bytes()
-    try:
-        manifest = json.loads(raw)
-        version, digest = manifest["format"], manifest["digest"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"{file}: damaged, not a bundle's manifest ({error})") from error
-    if version not in READABLE:
-        known = ", ".join(map(str, READABLE))
-        raise BundleError(f"{file}: format {version!r}, this version of twoprong reads formats {known}; fit again")
-    if not isinstance(digest, str) or len(digest) != 64 or _digest(raw.replace(digest.encode(), BLANK.encode())) != digest:
+    manifest = parse(raw, file)
+    digest = manifest["digest"].encode()
+    if _digest(raw.replace(digest, BLANK.encode())) != digest.decode():
         raise BundleError(f"{file}: damaged, its content does not match its digest")
-    try:
-        manifest = upgraded(manifest)
-        missing = [key for key in KEYS if not isinstance(manifest.get(key), KEYS[key])]
-        if missing:
-            raise BundleError(f"{file}: {', '.join(missing)} missing or of another kind than format {FORMAT} has")
-        stored = {f"{name}.safetensors" for name, entry in manifest["parts"]["networks"].items() if entry["spec"]}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{file}: parts missing or of another kind than format {version} has ({error})") from error
+    manifest = check(manifest, file)
+    stored = {f"{name}.safetensors" for name, entry in manifest["parts"]["networks"].items() if entry["spec"]}
     expected, names = {*stored, f"{DETECTOR}.safetensors", CARD}, set(manifest["files"])
     if names != expected:
         raise BundleError(f"{file}: expected the files {', '.join(sorted(expected))}, it lists {sorted(names)}")
@@ -110,6 +97,12 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     return manifest
 
 
+def read_detector(path: str | os.PathLike[str], manifest: dict[str, Any]) -> Detector:
+    """The detector of a bundle whose manifest has been read; its thresholds are the ones in force and the manifest's."""
+    config = parse_config(manifest["config"])
+    return rebuild.read_detector(find(path) / f"{DETECTOR}.safetensors", manifest, config, _tensors)
+
+
 def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = None, features: FeatureSource = None) -> Parts:
     """Verify a bundle and rebuild its parts on the CPU.
 
@@ -117,16 +110,8 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
     """
     root = find(path)
     manifest = read_manifest(root)
-    try:
-        config = parse_config(manifest["config"])
-    except ConfigError as error:
-        raise BundleError(f"{root / MANIFEST}: settings that this version does not know ({error})") from error
-    file = root / f"{DETECTOR}.safetensors"
-    try:
-        detector = Detector.from_state(_tensors(file), config.detector.permutations)
-    except InputError as error:
-        raise BundleError(f"{file}: {error}") from error
-    return assemble(root, manifest, config, detector, classifier, features, _tensors)
+    detector = read_detector(root, manifest)
+    return rebuild.assemble(root, manifest, parse_config(manifest["config"]), detector, classifier, features, _tensors)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:
@@ -134,6 +119,10 @@ def _tensors(file: Path) -> dict[str, Tensor]:
         return load_tensors(file)[0]
     except DataError as error:
         raise BundleError(str(error)) from error
+
+
+def _write(file: Path, text: str) -> None:
+    write_atomic(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def _digest(manifest: bytes) -> str:

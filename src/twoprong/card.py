@@ -2,6 +2,8 @@
 
 from typing import Any, cast
 
+from twoprong.errors import printable
+
 CARD = """# twoprong bundle
 
 A two-pronged defence (DAD, Zhang et al., ICML 2025) around a classifier, fitted {fitted}.
@@ -44,7 +46,7 @@ def model_card(manifest: dict[str, Any]) -> str:
     config, about, image = manifest["config"], manifest["about"], manifest["preprocessing"]
     detector = config["detector"]
     sizes = [row["batch_size"] for row in manifest["thresholds"]]
-    return CARD.format(
+    text = CARD.format(
         fitted=about.get("fitted", "on an unknown date"),
         classifier=classifier_name(manifest),
         classes=", ".join(about.get("classes", [])) or "unnamed",
@@ -66,6 +68,7 @@ def model_card(manifest: dict[str, Any]) -> str:
         twoprong=manifest["versions"]["twoprong"],
         torch=manifest["versions"]["torch"],
     )
+    return "".join(f"{printable(line)}\n" for line in text.split("\n")[:-1])  # names may have come from anywhere
 
 
 def _calibration(detector: dict[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """One family of errors. Every message says what was expected, what came, and what to do about it."""
 
+LONGEST = 2000  # characters of a message about a bundle, which may quote what is in it
+
 
 class TwoprongError(Exception):
     """Base of everything this package raises on purpose; the command line shows it as one line and exits with 2."""
@@ -22,4 +24,13 @@ class StateError(TwoprongError, RuntimeError):
 
 
 class BundleError(TwoprongError, ValueError):
-    """A bundle on disk that is damaged, foreign or incomplete; the message names the file."""
+    """A bundle on disk that is damaged, foreign or incomplete; the message names the file, in one line of plain text."""
+
+    def __init__(self, message: str) -> None:
+        line = printable(" ".join(message.split()))
+        super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]} ...")
+
+
+def printable(text: object) -> str:
+    """Text that came from elsewhere, for a terminal: control characters and the like become their Python escapes."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text))

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
 
+from twoprong.atomic import whereabouts
 from twoprong.errors import BundleError
 
 HOME = Path(str(resources.files("twoprong"))) / "bundles"
@@ -18,8 +19,8 @@ def names() -> list[str]:
 def find(bundle: str | os.PathLike[str]) -> Path:
     """Where a bundle is: at a path that exists, else in the package under that name. Raises BundleError for neither."""
     path, name = Path(bundle), str(bundle)
-    if path.exists():
-        return path
+    if (found := whereabouts(path)).exists():
+        return found
     known = names()
     if name in known:
         return HOME / name

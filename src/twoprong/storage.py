@@ -1,8 +1,7 @@
-"""Files that are either whole or absent: atomic writes, tensors with metadata (safetensors, never pickle), fingerprints."""
+"""Tensors with metadata in files (safetensors, never pickle), and fingerprints."""
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from twoprong.atomic import write_atomic
 from twoprong.errors import DataError
 
 PACKED = "__packed__"  # the key in a file's note under which the packed tensors stand, each with its packing's name
@@ -28,27 +28,6 @@ PACKINGS = {
     "uint8": Packing(lambda x: (x * 255).round().clamp(0, 255).byte(), lambda x: x.float() / 255),  # pixels, as k/255
     "float16": Packing(Tensor.half, Tensor.float),
 }  # the smallest first
-
-
-def write_atomic(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then move it into place: a reader sees the old file or the new.
-
-    The temporary name is fixed, so a file left behind by a killed run is overwritten by the next one.
-    """
-    temporary = path.with_name(f".{path.name}.partial")
-    write(temporary)
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Force a file or a directory entry to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save_tensors(
@@ -80,7 +59,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if tensors[name].dtype != getattr(torch, kind):
                 raise ValueError(f"{name}: packed as {kind}, stored as {tensors[name].dtype}")
             tensors[name] = PACKINGS[kind].unpack(tensors[name])
-    except (SafetensorError, OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise DataError(f"{path}: not a readable safetensors file ({error})") from error
     return tensors, metadata
 
@@ -105,15 +84,27 @@ def fingerprint(*parts: object) -> str:
     digest = hashlib.sha256()
     for part in parts:
         if isinstance(part, nn.Module):
-            for name, tensor in sorted(part.state_dict().items()):
-                digest.update(name.encode())
-                _add(digest, tensor)
+            _add_state(digest, part.state_dict())
         elif isinstance(part, Tensor):
             _add(digest, part)
         else:
             digest.update(json.dumps(part, sort_keys=True).encode())
         digest.update(b"\0")
     return digest.hexdigest()
+
+
+def state_fingerprint(state: Mapping[str, Tensor]) -> str:
+    """The fingerprint of a module with this state, without the module."""
+    digest = hashlib.sha256()
+    _add_state(digest, state)
+    digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _add_state(digest: Any, state: Mapping[str, Tensor]) -> None:
+    for name, tensor in sorted(state.items()):
+        digest.update(name.encode())
+        _add(digest, tensor)
 
 
 def _add(digest: Any, tensor: Tensor) -> None:

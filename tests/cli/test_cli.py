@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import twoprong as tp
-from twoprong.parts import FORMAT
+from twoprong.manifest import FORMAT
 from twoprong.seeds import generator
 
 FAST = """
@@ -82,6 +82,18 @@ def test_fit_does_not_touch_a_bundle_that_is_there(fitted):
     before = (folder / "bundle" / "manifest.json").read_bytes()
     message = refused(twoprong(*DIGITS, cwd=folder))
     assert "bundle: exists already" in message
+    assert (folder / "bundle" / "manifest.json").read_bytes() == before
+
+
+def test_a_fit_that_was_killed_after_it_wrote_its_bundle_is_finished(fitted):
+    folder, _ = fitted
+    (folder / "bundle.work" / "checkpoints").mkdir()
+    before = (folder / "bundle" / "manifest.json").read_bytes()
+    run = twoprong(*DIGITS, "--config", "fast.toml", "--resume", cwd=folder)
+    assert run.returncode == 0, run.stderr
+    assert "bundle: finished already" in run.stdout
+    assert not (folder / "bundle.work" / "checkpoints").exists()
+    assert "bundle: exists already" in refused(twoprong(*DIGITS, "--resume", cwd=folder))  # other settings
     assert (folder / "bundle" / "manifest.json").read_bytes() == before
 
 

@@ -47,9 +47,9 @@ POINTS = {
     "while the classifier trains": appeared("bundle.work/checkpoints/classifier.safetensors"),
     "while examples are crafted": appeared("bundle.work/crafted-*/00001.safetensors"),
     "while the kernel is fitted": logged("craft for the kernel: done"),
-    "while a checkpoint is written": appeared("bundle.work/checkpoints/.denoiser.safetensors.partial"),
+    "while a checkpoint is written": appeared("bundle.work/checkpoints/.denoiser.safetensors.*.partial"),
     "after the denoiser, before the bundle": logged("denoiser: done"),
-    "while the bundle is written": appeared(".bundle.partial/*"),
+    "while the bundle is written": appeared(".bundle.*.partial/*"),
 }
 
 

@@ -9,6 +9,7 @@ from twoprong.bundle import check_target
 from twoprong.cli.arguments.fit import FitArguments
 from twoprong.cli.classifier import Training, get_classifier
 from twoprong.cli.device import choose, resolve
+from twoprong.cli.finished import is_finished
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.config import PRESETS, load_config
 from twoprong.data.sources import load_data
@@ -21,7 +22,7 @@ from twoprong.seeds import generator
 
 def fit(given: FitArguments) -> None:
     """Load, train, fit, measure on the test images, write."""
-    check_target(given.bundle, given.overwrite)
+    check_target(given.bundle, given.overwrite or given.resume)
     settings = load_config(given.config, given.assignments or (), base=PRESETS.get(given.data))
     where = choose(given.device)
     inner = resolve(given.precision, where)
@@ -30,6 +31,11 @@ def fit(given: FitArguments) -> None:
     if given.held_out is not None:
         unseen = load_data(str(given.held_out), None, given.image_size, given.strict).everything().to(where)
     folder = given.work or given.bundle.with_name(f"{given.bundle.name}.work")
+    if is_finished(given, settings, images, unseen, inner):
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        _say_finished(given.bundle, given.as_json)
+        return
+    check_target(given.bundle, given.overwrite)
     if not given.resume:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,6 +68,14 @@ def fit(given: FitArguments) -> None:
     defense.save(given.bundle, given.overwrite)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     _report(given.bundle, folder, bare, clean, given.as_json)
+
+
+def _say_finished(bundle: Path, as_json: bool) -> None:
+    if as_json:
+        print_json({"bundle": str(bundle), "finished": True})
+    else:
+        said = "finished already: a bundle of these settings, images and classifier; --overwrite fits it again"
+        out.print(f"[bold]{escape(str(bundle))}[/bold]: {said}", highlight=False)
 
 
 def _report(bundle: Path, folder: Path, bare: float, clean: Scores | None, as_json: bool) -> None:

@@ -3,15 +3,17 @@
 from rich.markup import escape
 from rich.table import Table
 
-from twoprong.bundle import read_manifest
+from twoprong.bundle import read_detector, read_manifest
 from twoprong.card import classifier_name
 from twoprong.cli.arguments.inspect import InspectArguments
 from twoprong.cli.output import out, print_json
+from twoprong.errors import printable
 
 
 def inspect(given: InspectArguments) -> None:
-    """Show a bundle's manifest, which reading it verifies."""
+    """Show a bundle's manifest, which reading it verifies, and the detector's thresholds, which are those in force."""
     manifest = read_manifest(given.bundle)
+    thresholds = read_detector(given.bundle, manifest).thresholds
     if given.as_json:
         print_json(manifest)
         return
@@ -33,13 +35,13 @@ def inspect(given: InspectArguments) -> None:
         "bytes": f"{sum(entry['bytes'] for entry in manifest['files'].values()):,}, all files verified",
         **about.get("measured", {}),
     }
-    table = Table(show_header=False, title=escape(str(given.bundle)))
+    table = Table(show_header=False, title=escape(printable(given.bundle)))
     for name, value in facts.items():
-        table.add_row(escape(name), escape(str(value)))
+        table.add_row(escape(printable(name)), escape(printable(value)))
     out.print(table)
-    thresholds = Table(title="Thresholds by batch size (linear in 1/size between)")
+    rows = Table(title="Thresholds by batch size (linear in 1/size between)")
     for column in ("batch size", "threshold", "best estimate"):
-        thresholds.add_column(column, justify="right")
-    for row in manifest["thresholds"]:
-        thresholds.add_row(str(row["batch_size"]), f"{row['threshold']:.6f}", f"{row['central']:.6f}")
-    out.print(thresholds)
+        rows.add_column(column, justify="right")
+    for size, upper, central in zip(*(column.tolist() for column in thresholds), strict=True):
+        rows.add_row(str(size), f"{upper:.6f}", f"{central:.6f}")
+    out.print(rows)

@@ -1,0 +1,40 @@
+"""Whether a fit that is to be resumed has written its bundle already."""
+
+from pathlib import Path
+from typing import Any
+
+from twoprong.bundle import read_manifest
+from twoprong.card import classifier_name, protected
+from twoprong.cli.arguments.fit import FitArguments
+from twoprong.config import FitConfig
+from twoprong.data.splits import split
+from twoprong.data.tensors import ImageData, Labelled
+from twoprong.errors import BundleError, DataError
+from twoprong.storage import load_tensors, state_fingerprint
+
+
+def is_finished(
+    given: FitArguments, settings: FitConfig, images: ImageData, held_out: Labelled | None, precision: str
+) -> bool:
+    """Whether --resume finds a bundle of these settings, this classifier and these very images; in doubt it does not."""
+    if not given.resume or given.overwrite or not given.bundle.exists():
+        return False
+    try:
+        manifest = read_manifest(given.bundle)
+        same = _same_classifier(manifest, given.classifier, given.weights)
+    except (BundleError, DataError):
+        return False
+    about = manifest["about"]
+    return (
+        same
+        and manifest["config"] == settings.model_dump(mode="json")
+        and about.get("precision") == precision
+        and about.get("classes") == list(images.classes)
+        and about.get("split_hashes") == split(images.train, settings.splits, settings.seed, held_out).hashes()
+    )
+
+
+def _same_classifier(manifest: dict[str, Any], name: str, weights: Path | None) -> bool:
+    if weights is None:  # trained here, from these images and settings; a factory's weights nobody knows
+        return classifier_name(manifest) == name
+    return protected(manifest)["fingerprint"] == state_fingerprint(load_tensors(weights)[0])

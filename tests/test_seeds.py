@@ -124,26 +124,8 @@ def test_the_systems_generators_differ_and_leave_the_global_stream_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# The first words of every stream's name, as the package asks for them; "..." stands for what is counted or named there.
-STREAMS = {
-    *((name,) for name in (
-        "splits", "held out", "folder order", "kernel", "power", "projection", "calibrate", "permutations", "denoiser",
-        "denoiser noise", "classifier", "classifier order", "fit summary", "batches", "clean", "strips", "inference",
-        "magnet", "magnet images", "robust", "robust order", "exam", "photographs", "demo attack", "demo pictures",
-    )),
-    *((name, "...") for name in (
-        "folder", "score", "attack", "mixed", "clean", "study", "photographs attack", "photographs noise", "demo batches",
-    )),
-    *(("study", name) for name in ("judged",)),
-    *(("study", name, "...") for name in ("partitions", "skewed")),
-    *(("sanity", name) for name in (
-        "same", "swapped", "large", "broken", "convergence", "convergence score", "gradients", "noise",
-    )),
-}  # fmt: skip
-
-
 def asked_for():
-    """The names of streams in the source, read from the calls."""
+    """The names of all streams, read from the calls in the source; "..." stands for what is counted or named there."""
     found = set()
     for file in Path(twoprong.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -155,8 +137,9 @@ def asked_for():
 
 
 def test_the_streams_of_one_run_are_distinct():
-    assert asked_for() == STREAMS, "a stream was added or renamed: put its name into STREAMS"
+    """In the 32 bits that a CPU's generator uses, for every name with up to 50 numbers where it counts something."""
+    streams = asked_for()
+    assert {("splits",), ("kernel",), ("attack", "..."), ("sanity", "noise")} <= streams
+    names = {(*name[:-1], number) if name[-1] == "..." else name for name in streams for number in range(50)}
     for seed in range(10):
-        names = [(*name[:-1], number) if name[-1] == "..." else name for name in STREAMS for number in range(50)]
-        seeds = {derive(seed, *name) & 0xFFFFFFFF for name in set(names)}
-        assert len(seeds) == len(set(names))
+        assert len({derive(seed, *name) & 0xFFFFFFFF for name in names}) == len(names)

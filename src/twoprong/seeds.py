@@ -20,7 +20,7 @@ def derive(seed: int, *name: object) -> int:
 
     A CPU's generator uses the low 32 bits. Two steps whose seeds agree there draw the same numbers: among the k streams of
     a run with a chance of about k² / 2³³ (some hundred streams: one in 10⁶). Published numbers rest on these seeds, so they
-    stay; a test keeps a list of all names and sees that their streams differ.
+    stay; a test reads all names from the source and sees that their seeds differ.
     """
     text = json.dumps([seed, *name], default=str)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

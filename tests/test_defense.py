@@ -180,7 +180,7 @@ def test_the_policy_for_small_batches_may_be_chosen_at_loading(defense, digits, 
     patient = load(tmp_path / "bundle", on_small_batch="denoise")
     assert patient.config == with_policy(defense, "denoise").config
     assert patient(digits.test.images[:1]).adversarial
-    with pytest.raises(InputError, match="on_small_batch: expected one of denoise, classify, error, got 'denoised'; did you"):
+    with pytest.raises(InputError, match="on_small_batch: expected one of denoise, classify, error, got 'denoised'"):
         load(tmp_path / "bundle", on_small_batch="denoised")
 
 

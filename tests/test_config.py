@@ -4,7 +4,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from twoprong.config import PRESETS, FitConfig, load_config, parse_config
+import twoprong as tp
+from twoprong.config import PRESETS, FitConfig, as_config, load_config, parse_config
 from twoprong.errors import ConfigError
 
 
@@ -230,3 +231,29 @@ def test_layers_that_are_no_names_are_one_problem(layers):
 def test_one_layer_or_several_can_be_named():
     for given, kept in (("layer4", "layer4"), ('["a", "b"]', ("a", "b"))):
         assert load_config(assignments=[f"detector.features={given}"]).detector.features == kept
+
+
+def test_in_python_settings_are_a_dict_a_file_themselves_or_nothing(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('seed = 3\n[attack]\neps = "4/255"\n')
+    expected = parse_config({"seed": 3, "attack": {"eps": 4 / 255}})
+    for given in ({"seed": 3, "attack": {"eps": "4/255"}}, file, str(file), expected):
+        assert as_config(given) == expected
+    assert as_config(None) == FitConfig()
+    assert as_config({}) == FitConfig()
+    with pytest.raises(ConfigError, match="config: expected a FitConfig, a dict or the path of a TOML file, got int"):
+        as_config(3)
+
+
+def test_a_dict_with_mistakes_gets_the_messages_of_the_command_line():
+    wrong = {"sed": 1, "attack": {"norm": "linff", "eps": -1}}
+    with pytest.raises(ConfigError) as caught:
+        as_config(wrong)
+    assert str(caught.value).splitlines() == [
+        "config: 3 problems",
+        "  attack.norm: expected one of linf, l2, got 'linff'; did you mean 'linf'?",
+        "  attack.eps: expected greater than 0, got -1",
+        "  sed: unknown key; did you mean 'seed'?",
+    ]
+    with pytest.raises(ConfigError, match="sed: unknown key"):
+        tp.fit(None, None, config=wrong)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from twoprong.attacks import PGD
-from twoprong.defense import Defense
+from twoprong.defense import Defense, load
 from twoprong.errors import InputError
 from twoprong.models.features import Features
 from twoprong.routes import Denoised
@@ -139,6 +140,48 @@ def test_a_batch_beyond_the_calibrated_sizes_is_refused_with_the_range(defense, 
 def test_bad_batches_get_a_clear_error(defense, images, message):
     with pytest.raises(InputError, match=message):
         defense(images)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda pixels: pixels,
+        lambda pixels: pixels.permute(0, 2, 3, 1).numpy(),
+        lambda pixels: (pixels.float() / 255).permute(0, 2, 3, 1),
+        lambda pixels: [Image.fromarray(one) for one in pixels[:, 0].numpy()],
+        lambda pixels: list(pixels[:, 0].numpy()),
+        lambda pixels: pixels.double() / 255,
+    ],
+    ids=["bytes", "array, channels last", "channels last", "pictures", "list of arrays", "double"],
+)
+def test_a_batch_is_the_same_however_it_comes(defense, digits, given):
+    pixels = (digits.test.images[:50] * 255).round().byte()
+    expected, found = defense(pixels.float() / 255), defense(given(pixels))
+    assert found.statistic == pytest.approx(expected.statistic, rel=1e-5)
+    assert torch.equal(found.labels, expected.labels)
+    assert found.images.dtype == torch.float32
+
+
+def test_everything_wrong_with_a_batch_is_said_at_once(defense):
+    with pytest.raises(InputError, match=r"2 problems\n.*got \(1, 9, 8\); .*resize.*\n.*got \[0, 255\]; divide by 255"):
+        defense(torch.tensor([0.0, 255.0]).view(2, 1, 1, 1).expand(2, 1, 9, 8))
+
+
+def test_attacks_take_what_a_defence_takes(defense, digits):
+    pixels = (digits.test.images[:20] * 255).round().byte()
+    attack = PGD(eps=0.1, step=0.05, steps=1, random_start=False)
+    expected = attack(defense, pixels.float() / 255, digits.test.labels[:20])
+    assert torch.equal(attack(defense, pixels.permute(0, 2, 3, 1).numpy(), digits.test.labels[:20]).images, expected.images)
+
+
+def test_the_policy_for_small_batches_may_be_chosen_at_loading(defense, digits, tmp_path):
+    defense.save(tmp_path / "bundle")
+    assert load(tmp_path / "bundle").config == defense.config
+    patient = load(tmp_path / "bundle", on_small_batch="denoise")
+    assert patient.config == with_policy(defense, "denoise").config
+    assert patient(digits.test.images[:1]).adversarial
+    with pytest.raises(InputError, match="on_small_batch: expected one of denoise, classify, error, got 'denoised'"):
+        load(tmp_path / "bundle", on_small_batch="denoised")
 
 
 def test_a_classifier_without_a_linear_layer_is_refused():

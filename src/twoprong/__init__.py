@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twoprong import attacks, errors
     from twoprong.config import FitConfig
-    from twoprong.defense import Decision, Defense, load
+    from twoprong.decision import Decision, Prediction
+    from twoprong.defense import Defense, load
     from twoprong.detect.detector import Detector, Verdict
     from twoprong.detect.kernel import DeepKernel, Sample
     from twoprong.detect.mmd import mmd2
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from twoprong.evaluation.options import EvaluateOptions
     from twoprong.evaluation.run import Evaluation, evaluate
     from twoprong.models.dunet import DUNet
+    from twoprong.predict import Predictions
     from twoprong.recipe import fit
 
 __all__ = [
@@ -30,6 +32,8 @@ __all__ = [
     "EvaluateOptions",
     "Evaluation",
     "FitConfig",
+    "Prediction",
+    "Predictions",
     "Sample",
     "TwoprongError",
     "Verdict",
@@ -44,13 +48,15 @@ __all__ = [
 # Where each name lives. It is imported when it is first asked for: torch takes a second, and `twoprong --help` needs none.
 _HOMES = {
     "DUNet": "models.dunet",
-    "Decision": "defense",
+    "Decision": "decision",
     "DeepKernel": "detect.kernel",
     "Defense": "defense",
     "Detector": "detect.detector",
     "EvaluateOptions": "evaluation.options",
     "Evaluation": "evaluation.run",
     "FitConfig": "config",
+    "Prediction": "decision",
+    "Predictions": "predict",
     "Sample": "detect.kernel",
     "TwoprongError": "errors",
     "Verdict": "detect.detector",

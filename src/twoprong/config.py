@@ -3,6 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from twoprong.choices import nearest
 from twoprong.errors import ConfigError, InputError
 
 
@@ -197,6 +199,17 @@ def load_config(path: Path | None = None, assignments: Iterable[str] = (), base:
     return parse_config(merged, source=str(path) if path else "settings", problems=problems)
 
 
+def as_config(given: FitConfig | Mapping[str, Any] | str | PathLike[str] | None) -> FitConfig:
+    """Settings however they come in Python: themselves, a dict, the path of a TOML file, or None for the defaults."""
+    if given is None or isinstance(given, FitConfig):
+        return given or FitConfig()
+    if isinstance(given, Mapping):
+        return parse_config(given, source="config")
+    if isinstance(given, str | PathLike):
+        return load_config(Path(given))
+    raise ConfigError(f"config: expected a FitConfig, a dict or the path of a TOML file, got {type(given).__name__}")
+
+
 def parse_config(values: Mapping[str, Any], source: str = "settings", problems: Iterable[str] = ()) -> FitConfig:
     """Validate a nested mapping; a ConfigError lists all that is wrong with it, with the nearest known key."""
     found = list(problems)
@@ -234,7 +247,8 @@ def _explain(detail: Any) -> str:
         return f"{name}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
     message = detail["msg"].removeprefix("Value error, ")
     if detail["type"] == "literal_error":
-        message = f"expected one of {detail['ctx']['expected'].replace(' or ', ', ').replace(chr(39), '')}"
+        words = detail["ctx"]["expected"].replace(" or ", ", ").replace(chr(39), "")
+        return f"{name}: expected one of {words}, got {detail['input']!r}{nearest(detail['input'], words.split(', '))}"
     message = WORDS.get(detail["type"], message).replace("Input should be", "expected")
     return f"{name}: {message[0].lower()}{message[1:]}" + ("" if "got" in message else f", got {detail['input']!r}")
 

@@ -9,48 +9,32 @@ In the paper's mode the passing route is the classifier, the flagged one noise â
 
 import logging
 import os
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from twoprong.bundle import Parts, read_bundle, write_bundle
-from twoprong.config import FitConfig
-from twoprong.data.tensors import check_extent, check_layout, extent
+from twoprong.choices import check_choice
+from twoprong.config import FitConfig, SmallBatchPolicy
+from twoprong.data.images import ImageLike, check_extent, check_layout, extent
+from twoprong.decision import Decision, class_names
 from twoprong.detect.detector import UNTESTED, Detector, Verdict
 from twoprong.detect.kernel import Sample
 from twoprong.errors import InputError
 from twoprong.models.features import Features, FeatureSource
+from twoprong.predict import Predictions, Source, predict
+from twoprong.progress import Progress
 from twoprong.routes import NOTHING, Known, Route
 from twoprong.whitebox import WhiteBox
 
 log = logging.getLogger("twoprong")
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What became of one batch. Nothing is thrown away: there are logits for every image, in order.
-
-    `images` is what the classifier saw: the batch itself, or its denoised form. `tested` is False only where the batch was
-    too small for the test and the declared policy decided; statistic, threshold and p-value are NaN then.
-    """
-
-    logits: Tensor
-    images: Tensor
-    adversarial: bool
-    statistic: float
-    threshold: float
-    p_value: float
-    tested: bool = True
-
-    @property
-    def labels(self) -> Tensor:
-        return self.logits.argmax(1)
-
-
 class Defense(WhiteBox):
-    """Call it with a batch (N, C, H, W) in [0, 1] to get a Decision. Attacks see all of it (`whitebox.py`).
+    """Call it with a batch to get a Decision, `predict` with any number of images. Attacks see all of it (`whitebox.py`).
 
     `extractor` gives the features that the test sees. `config.on_small_batch` says what happens to a batch below the
     smallest calibrated size. `about` is what is known of the defence's making: JSON-able facts that travel with the bundle.
@@ -88,28 +72,56 @@ class Defense(WhiteBox):
         return self
 
     @torch.no_grad()
-    def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Decision:
+    def forward(self, images: ImageLike, generator: torch.Generator | None = None) -> Decision:
         """Judge a batch and classify it by the route the verdict names. Raises InputError for anything but a batch.
 
-        Routes that draw noise take it from the operating system unless a generator is given, as evaluations do.
+        A batch is a tensor or array (N, C, H, W) or (N, H, W, C), or a list of images or pictures: floats in [0, 1], or
+        bytes (uint8, 0 to 255). It is moved to the defence's device. Routes that draw noise take it from the operating
+        system unless a generator is given, as evaluations do.
         """
         self.eval()  # somebody may have put the classifier, which is theirs, into training mode
-        images, known = self._check(images), NOTHING
-        tested = len(images) >= self.detector.batch_sizes[0]
+        batch, known = self._check(images), NOTHING
+        tested = len(batch) >= self.detector.batch_sizes[0]
         if tested:
-            logits, measured = self.look(images, *self.detector.against(len(images)))
+            logits, measured = self.look(batch, *self.detector.against(len(batch)))
             value, times, low, high = measured.tolist()  # the only time that a GPU is waited for
-            check_extent(images, low, high)
-            verdict, known = self.detector.verdict(value, times, len(images)), {self.extractor.classifier: logits}
+            check_extent(batch, low, high)
+            verdict, known = self.detector.verdict(value, times, len(batch)), {self.extractor.classifier: logits}
         else:
-            check_extent(images, *extent(images).tolist())
-            verdict = self._untested(len(images))
+            check_extent(batch, *extent(batch).tolist())
+            verdict = self._untested(len(batch))
         route = self.flagged if verdict.adversarial else self.passing
-        disturbed = route.disturb(images, 1, generator)
-        seen, logits = self.answer(route, disturbed, known if disturbed is images else NOTHING)
-        return Decision(logits, seen, verdict.adversarial, verdict.statistic, verdict.threshold, verdict.p_value, tested)
+        disturbed = route.disturb(batch, 1, generator)
+        seen, logits = self.answer(route, disturbed, known if disturbed is batch else NOTHING)
+        return Decision(
+            logits=logits,
+            images=seen,
+            adversarial=verdict.adversarial,
+            statistic=verdict.statistic,
+            threshold=verdict.threshold,
+            p_value=verdict.p_value,
+            tested=tested,
+            classes=class_names(self.about, logits.shape[1]),
+        )
 
     decide = forward
+
+    def predict(
+        self,
+        images: Source,
+        batch_size: int = 100,
+        progress: Progress | bool | None = True,
+        generator: torch.Generator | None = None,
+    ) -> Predictions:
+        """Labels, probabilities and the verdict on every batch, in order, for any number of images.
+
+        `images` is what a call takes, or a Dataset, a DataLoader (labels are ignored) or a generator of batches, of which
+        no more than two batches are in memory. Batches are at most as large as the test allows; a small remainder joins
+        the last one. Fewer images in all than can be tested are the policy's (`on_small_batch`). `progress` is a bar on
+        stderr if that is a terminal, or a listener of your own.
+        """
+        judge = partial(self, generator=generator)
+        return predict(judge, self._check, self.detector.batch_sizes, images, batch_size, progress)
 
     def look(self, images: Tensor, k_reference: Tensor, memberships: Tensor) -> tuple[Tensor, Tensor]:
         """The extractor's logits; and in one tensor what the detector measures and the extent of the images."""
@@ -132,21 +144,17 @@ class Defense(WhiteBox):
         if policy == "error":
             raise InputError(
                 f"batch of {size} image{'s' * (size != 1)}: expected {self.detector.batch_sizes[0]} or more, fewer cannot "
-                "be tested; collect more, or set on_small_batch to 'denoise' or 'classify'"
+                "be tested; collect more, or choose: tp.load(..., on_small_batch='denoise' or 'classify')"
             )
         log.warning("batch of %d is too small to test: %s (on_small_batch)", size, policy)
         return replace(UNTESTED, adversarial=policy == "denoise")
 
-    def _check(self, images: Tensor) -> Tensor:
-        """The images as the networks take them; what values they have is seen later."""
-        images = check_layout(images)
-        expected = tuple(self.detector.reference_pixels.shape[1:])
-        if tuple(images.shape[1:]) != expected:
-            raise InputError(
-                f"images: expected (channels, height, width) = {expected}, as this defence was fitted on, "
-                f"got {tuple(images.shape[1:])}; convert or resize them, or fit on such images"
-            )
-        return images.to(self.detector.reference_pixels.dtype)
+    def _check(self, images: ImageLike) -> Tensor:
+        """The images as the networks take them, where the networks are; what values they have is seen later."""
+        reference = self.detector.reference_pixels
+        if isinstance(images, Tensor):
+            images = images.to(reference.device)  # first, for bytes are fewer than floats
+        return check_layout(images, tuple(reference.shape[1:])).to(reference)
 
 
 def load(
@@ -155,9 +163,16 @@ def load(
     *,
     features: FeatureSource = None,
     device: torch.device | str = "cpu",
+    on_small_batch: SmallBatchPolicy | None = None,
 ) -> Defense:
     """A Defense from a bundle, every byte verified. `classifier` is needed only if it is not one of ours.
 
+    `on_small_batch` overrides the bundle's policy for batches that are too small to test: "denoise", "classify", "error".
     Raises BundleError, naming the file, for a bundle that is damaged, incomplete or of another format.
     """
-    return Defense(**vars(read_bundle(path, classifier, features))).to(device)
+    if on_small_batch is not None:
+        check_choice("on_small_batch", on_small_batch, get_args(SmallBatchPolicy))
+    parts = read_bundle(path, classifier, features)
+    if on_small_batch is not None:
+        parts = replace(parts, config=parts.config.model_copy(update={"on_small_batch": on_small_batch}))
+    return Defense(**vars(parts)).to(device)

@@ -1,9 +1,10 @@
 """`fit`: from a classifier and clean images to a Defense, step by step."""
 
 import time
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from twoprong.attacks.craft import craft
 from twoprong.checkpoint import Checkpoint
-from twoprong.config import FitConfig
+from twoprong.choices import check_choice
+from twoprong.config import FitConfig, as_config
+from twoprong.data.images import ImageLike
 from twoprong.data.splits import split
 from twoprong.data.tensors import Labelled, as_labelled
 from twoprong.defense import Defense
@@ -26,45 +29,49 @@ from twoprong.models.features import Features, FeatureSource
 from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision, compiler_for
 from twoprong.models.train import train_classifier
-from twoprong.progress import Progress, silent
+from twoprong.progress import Progress, showing, silent
 from twoprong.purify.train import train_denoiser
 from twoprong.routes import Denoised, Direct
 from twoprong.storage import fingerprint
 
 CHECKPOINTS = "checkpoints"  # the sub-directory of the working directory that is ours to delete
 
-Images = Tensor | np.ndarray | Labelled | Dataset[Any] | DataLoader[Any]
+Images = ImageLike | Labelled | Dataset[Any] | DataLoader[Any]
+Labels = Tensor | np.ndarray | Sequence[int]
 
 
 def fit(
     classifier: nn.Module,
     images: Images,
-    labels: Tensor | None = None,
-    config: FitConfig | None = None,
+    labels: Labels | None = None,
+    config: FitConfig | Mapping[str, Any] | str | PathLike[str] | None = None,
     *,
     features: FeatureSource | Features = None,
     held_out: Labelled | Dataset[Any] | DataLoader[Any] | None = None,
     work: str | PathLike[str] | None = None,
     resume: bool = False,
-    progress: Progress = silent,
+    progress: Progress | bool | None = None,
     precision: Precision = "fp32",
 ) -> Defense:
     """Put the two-pronged defence around a trained classifier.
 
-    `classifier` maps images in [0,1] to logits (normalisation inside). `images` are clean: tensors with `labels`, or a
-    Dataset or DataLoader of (image, label). Reference and calibration images should be unseen by the classifier, or fresh
-    images will look different from them: give such images as `held_out` where `images` are its training set.
+    `classifier` maps images in [0,1] to logits (normalisation inside). `images` are clean: tensors, arrays or lists (as a
+    Defense takes them) with `labels`, or a Dataset or DataLoader of (image, label). Reference and calibration images should
+    be unseen by the classifier, or fresh images will look different from them: give such images as `held_out` where
+    `images` are its training set. `config` may also be a dict of settings or the path of a TOML file.
     `features` overrides config.detector.features; it may be a callable, or another network's extractor (`Features(net)`).
     With `work`, crafted examples and checkpoints go to that directory and `resume=True` continues a killed run to the same
     result. The classifier keeps its weights and is in eval mode afterwards. With `precision="bf16"` crafting and the
     denoiser's training compute in it, compiled on a GPU; the kernel, the test and the features it sees stay in float32.
+    `progress` is a listener; None draws bars on a terminal, False draws nothing.
     """
-    config = config or FitConfig()
+    config = as_config(config)
+    check_choice("precision", precision, get_args(Precision))
     extract = seen = _extractor(classifier, config.detector.features if features is None else features)
     if extract.classifier is not classifier:  # what the denoiser learns from: the classifier's logits, the test's features
         seen = Features(classifier, lambda images: extract(images)[1])
     data = as_labelled(images, labels)
-    with evaluating(classifier), evaluating(extract):
+    with showing(progress) as listen, evaluating(classifier), evaluating(extract):
         _check_classifier(seen, data)
         unseen = None if held_out is None else as_labelled(held_out)
         if unseen is not None and unseen.images.shape[1:] != data.images.shape[1:]:
@@ -78,13 +85,13 @@ def fit(
         quick = seen
         if precision == "bf16" and (seen.source is None or callable(seen.source)):
             quick = Features(fast(classifier, compiler_for(precision, data.images)), seen.source)
-        attacked = craft(quick.classifier, parts.kernel, config.attack, folder, progress, "craft for the kernel")
+        attacked = craft(quick.classifier, parts.kernel, config.attack, folder, listen, "craft for the kernel")
         clean_sample = sample(extract, parts.kernel.images)
-        kernel = guide = fit_kernel(clean_sample, sample(extract, attacked), config.kernel, config.seed, progress)
+        kernel = guide = fit_kernel(clean_sample, sample(extract, attacked), config.kernel, config.seed, listen)
         if config.denoiser.guide == "median":
             guide = DeepKernel.from_median(clean_sample, config.kernel.beta0).to(attacked.device).requires_grad_(False)
 
-        to_denoise = craft(quick.classifier, parts.denoiser, config.attack, folder, progress, "craft for the denoiser")
+        to_denoise = craft(quick.classifier, parts.denoiser, config.attack, folder, listen, "craft for the denoiser")
         settings = [config.denoiser.model_dump(), config.seed, to_denoise.device.type, precision]
         key = fingerprint(guide, classifier, to_denoise, parts.denoiser.labels, settings)
         checkpoint = Checkpoint(None if folder is None else folder / CHECKPOINTS / "denoiser.safetensors", key, resume)
@@ -97,12 +104,12 @@ def fit(
             config.denoiser,
             config.seed,
             checkpoint,
-            progress,
+            listen,
             precision,
         )
 
         detector = Detector(kernel, sample(extract, parts.reference.images), config.detector.permutations)
-        detector.calibrate(sample(extract, parts.calibration.images), config.detector, config.seed, progress)
+        detector.calibrate(sample(extract, parts.calibration.images), config.detector, config.seed, listen)
 
     sizes = {name: len(part) for name, part in vars(parts).items()}
     about: dict[str, Any] = {

@@ -2,6 +2,7 @@ import os
 import pickle
 import re
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -219,3 +220,45 @@ def test_a_damaged_npz_is_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match=re.escape(str(path)) + ": not a readable .npz"):
             load_cifar10(path)
+
+
+def header(text: str) -> bytes:
+    """An array file whose header says this."""
+    padded = text.ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(padded)) + padded.encode("latin-1")
+
+
+def refused_in_one_line(path):
+    with pytest.raises(DataError, match=r"some\.npz: not a readable \.npz") as caught:
+        load_cifar10(path)
+    return "\n" not in str(caught.value)
+
+
+def test_an_archive_with_a_compression_that_nobody_has_is_refused(tmp_path):
+    path = tmp_path / "some.npz"
+    np.savez(path, **arrays())
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") + 10] = 99  # the method of the first file in the directory
+    path.write_bytes(content)
+    assert refused_in_one_line(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (5, 32, 32, 3",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (9999999999999, 32, 32, 3), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (-5, 32, 32, 3), }",
+        "'''",
+    ],
+    ids=["cut", "memory", "negative", "token"],
+)
+def test_a_damaged_header_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "some.npz"
+    np.savez(path, **arrays())
+    with zipfile.ZipFile(path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in {**files, "x_train.npy": header(text)}.items():
+            archive.writestr(name, content)
+    assert refused_in_one_line(path)

@@ -1,4 +1,5 @@
 import logging
+import os
 import struct
 import zlib
 
@@ -249,3 +250,19 @@ def test_a_class_with_nothing_readable_is_refused(tmp_path):
     (tmp_path / "test" / "dog" / "0.png").write_bytes(b"damaged")
     with pytest.raises(DataError, match=r"test.dog: expected 1 or more readable pictures, got 0"):
         load(tmp_path)
+
+
+def test_a_class_whose_name_is_no_utf8_is_refused_at_the_start(tmp_path):
+    pets(tmp_path, count=2)
+    os.mkdir(os.fsencode(tmp_path) + b"/caf\xe9")  # Latin-1
+    (tmp_path / "cat" / "broken.png").write_bytes(b"would be warned of if pictures were read")
+    with pytest.raises(DataError, match=r"caf\\xe9': expected a folder's name in UTF-8; rename it") as caught:
+        load(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+def test_a_pipe_named_like_a_picture_is_not_waited_for(tmp_path, caplog):
+    pets(tmp_path, count=2)
+    os.mkfifo(tmp_path / "cat" / "x.png")
+    assert len(load(tmp_path).train) == 2
+    assert "x.png: left out, cannot be read (not a regular file)" in caplog.text

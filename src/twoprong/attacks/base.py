@@ -15,7 +15,8 @@ from twoprong.attacks.losses import Loss, margin, mean_margin
 from twoprong.attacks.norms import NORMS, Norm
 from twoprong.attacks.target import Counted, Role, Target, as_target
 from twoprong.config import NormName, NotNegative, check_fields
-from twoprong.data.tensors import check_images, check_labels
+from twoprong.data.images import ImageLike, check_images
+from twoprong.data.tensors import check_labels
 from twoprong.errors import InputError
 from twoprong.models.modes import evaluating
 
@@ -68,7 +69,7 @@ class Attack(ABC):
         return NORMS[self.norm]
 
     def __call__(
-        self, model: Model, images: Tensor, labels: Tensor, generator: torch.Generator | None = None
+        self, model: Model, images: ImageLike, labels: Tensor, generator: torch.Generator | None = None
     ) -> AttackResult:
         images = check_images(images).detach()
         labels = check_labels(labels, len(images))

@@ -10,10 +10,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
 
-from twoprong.progress import Progress
+from twoprong.progress import Progress, bars
 
 out = Console()
 err = Console(stderr=True)
@@ -35,22 +33,7 @@ def progress_bars() -> Iterator[Progress]:
     if not err.is_terminal:
         yield _Lines()
         return
-    columns = (
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with RichProgress(*columns, console=err) as bars:
-        tasks: dict[str, Any] = {}
-
-        def listen(stage: str, done: int, total: int, note: str = "") -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, note=note)
-            bars.update(tasks[stage], completed=done, total=total, note=note)
-
+    with bars(err) as listen:
         yield listen
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from twoprong.data.pictures import read_picture
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import DataError, InputError
 from twoprong.seeds import generator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-FORMATS = ("JPEG", "PNG", "WEBP")
-DEEP_MODES = ("I", "F")
 HELD_OUT = 5
 
 log = logging.getLogger("twoprong")
@@ -87,7 +86,15 @@ def _classes(parts: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def _folders(root: Path) -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+    """The sub-folders, each a class. Their names and this one's go into bundles and reports, which are UTF-8."""
+    there = (entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    found = sorted(there, key=lambda folder: folder.name)
+    for folder in (root.resolve(), *found):
+        try:
+            folder.name.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{os.fsencode(folder)!r}: expected a folder's name in UTF-8; rename it") from error
+    return tuple(folder.name for folder in found)
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -100,7 +107,7 @@ def _files(root: Path) -> Iterator[Path]:
 
 
 class _Reader:
-    """Decodes pictures to bytes, (H, W) if grayscale and (H, W, 3) if not, and remembers what could not be read."""
+    """Reads pictures of one size and remembers what could not be read."""
 
     def __init__(self, image_size: int | None) -> None:
         self.image_size = image_size
@@ -111,9 +118,8 @@ class _Reader:
         found = []
         for path in _files(folder):
             try:
-                picture = self._decode(path)
-            # On damaged files Pillow's decoders raise far more than they document (struct.error, IndexError, ...).
-            except Exception as error:
+                picture = read_picture(path, self.image_size)
+            except Exception as error:  # whatever Pillow's decoders raise
                 self.unreadable.append((path, str(error) or type(error).__name__))
                 continue
             self._check_size(path, picture)
@@ -130,21 +136,6 @@ class _Reader:
         for path, reason in self.unreadable:
             log.warning("%s: left out, cannot be read (%s)", path, reason)
         log.warning("%s: left out %s that cannot be read", root, count)
-
-    def _decode(self, path: Path) -> np.ndarray:
-        from PIL import Image, ImageOps  # only who reads pictures pays for the import
-
-        with Image.open(path, formats=FORMATS) as opened:
-            if opened.mode.split(";")[0] in DEEP_MODES:
-                raise ValueError(f"16-bit or float pixels, mode {opened.mode}; save it with 8 bits per channel")
-            image: Image.Image = ImageOps.exif_transpose(opened)
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            image = image.convert("L" if image.mode in ("1", "L") else "RGB")
-            if self.image_size is not None:
-                image = ImageOps.fit(image, (self.image_size, self.image_size), Image.Resampling.BILINEAR)
-            return np.array(image)
 
     def _check_size(self, path: Path, picture: np.ndarray) -> None:
         """At once, not at the end: a folder of large photographs would fill the memory first."""

@@ -7,7 +7,8 @@ import torch
 from twoprong.attacks import PGD
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData, Labelled
-from twoprong.defense import Decision, Defense, load
+from twoprong.decision import Decision
+from twoprong.defense import Defense, load
 from twoprong.models.features import full
 from twoprong.progress import Progress, silent
 from twoprong.report.demo import Shown

@@ -6,7 +6,7 @@ from torch import nn
 
 from twoprong.defense import Defense
 from twoprong.models.precision import Precision
-from twoprong.progress import Progress, silent
+from twoprong.progress import Progress
 from twoprong.recipe import Images
 
 
@@ -23,7 +23,7 @@ class EvaluateOptions:
     count: int | None = None  # images attacked, drawn at random; None: 200 for quick, 1,000 for paper and strong, else all
     seed: int = 0
     resume: bool = False  # continue a killed run to the same numbers
-    progress: Progress = silent
+    progress: Progress | bool | None = None  # a listener; None: bars if stderr is a terminal; False: nothing
     precision: Precision = "fp32"  # of attacks; scores are fp32
     command: str | None = None  # noted in the results: what was typed,
     source: str | None = None  # and what the images are called

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor, nn
 
 from twoprong.attacks.base import REVISION
 from twoprong.attacks.norms import NORMS
+from twoprong.choices import check_choice
 from twoprong.config import NormName
 from twoprong.data.tensors import Labelled, check_labels
 from twoprong.defense import Defense
@@ -44,8 +45,8 @@ class Plan:
     precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        if self.norm not in NORMS:
-            raise InputError(f"norm: expected one of {', '.join(NORMS)}, got {self.norm!r}")
+        check_choice("norm", self.norm, NORMS)
+        check_choice("precision", self.precision, get_args(Precision))
         if not self.eps > 0:
             raise InputError(f"eps: expected a number above 0, got {self.eps}")
         shape = tuple(self.defense.reference_images().shape[1:])

@@ -7,7 +7,7 @@ from typing import Any
 from twoprong.attacks import ATTACKS
 from twoprong.attacks.base import Attack
 from twoprong.attacks.partial import Partial
-from twoprong.errors import InputError
+from twoprong.choices import check_choice
 from twoprong.evaluation.baselines.magnet import EvadeEach
 
 KNOWS_ALL = 3
@@ -84,8 +84,7 @@ class Setting:
 
 def protocol_items(protocol: str, setting: Setting) -> list[Item]:
     """The named protocol's attacks. Raises InputError for an unknown name."""
-    if protocol not in PROTOCOLS:
-        raise InputError(f"protocol: expected one of {', '.join(PROTOCOLS)}, got {protocol!r}")
+    check_choice("protocol", protocol, PROTOCOLS)
     return [item for item in PROTOCOLS[protocol](setting) if item.target in setting.subjects]
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from twoprong.attacks.norms import NORMS
 from twoprong.config import NormName
-from twoprong.data.tensors import Labelled, as_labelled, check_images
+from twoprong.data.images import check_images
+from twoprong.data.tensors import Labelled, as_labelled
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.detector.study import study
@@ -28,7 +29,8 @@ from twoprong.evaluation.session import STUDY_COST, Session
 from twoprong.evaluation.subjects import DRAWS
 from twoprong.evaluation.threads import sensible, threads
 from twoprong.models.modes import evaluating
-from twoprong.recipe import Images
+from twoprong.progress import showing
+from twoprong.recipe import Images, Labels
 from twoprong.report.pictures import strips
 from twoprong.results.detector import DetectorStudy, NotStudied
 from twoprong.results.evaluation import AttackEntry, Batch, CurvePoint, DefenseFacts, EvaluationResults, Run
@@ -59,7 +61,7 @@ class Evaluation:
 def evaluate(
     defense: Defense,
     images: Images,
-    labels: Tensor | None = None,
+    labels: Labels | None = None,
     protocol: str | Sequence[Item] = "quick",
     out: str | PathLike[str] | None = None,
     *,
@@ -73,14 +75,19 @@ def evaluate(
     (`batch_size=50, resume=True`) or all together as `options`; keywords win.
     """
     options = replace(options or EvaluateOptions(), **keywords)
-    data = as_labelled(images, labels)
+    data = as_labelled(images, labels, shape=tuple(defense.reference_images().shape[1:]))
     plan = _plan(defense, data, protocol, options)
     folder = None if out is None else Path(out)
     if folder is not None:
         check_folder(folder, options.resume)
     store = Pieces(None if folder is None else folder / "work", plan.key, options.resume)
-    with threads(sensible(data.images, plan.batch_size)), evaluating(defense), evaluating(options.against):
-        results = _results(Session(plan, store, options.progress), options.command, options.source)
+    with (
+        showing(options.progress) as listen,
+        threads(sensible(data.images, plan.batch_size)),
+        evaluating(defense),
+        evaluating(options.against),
+    ):
+        results = _results(Session(plan, store, listen), options.command, options.source)
     if folder is not None:
         _write(results, folder)
     return Evaluation(results)

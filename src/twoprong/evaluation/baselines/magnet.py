@@ -15,7 +15,7 @@ from twoprong.attacks.base import Attack, Best
 from twoprong.attacks.losses import margin
 from twoprong.attacks.target import ROLES, Role, Target
 from twoprong.config import Count, NotNegative, Numbers
-from twoprong.data.tensors import check_images
+from twoprong.data.images import check_images
 from twoprong.errors import InputError
 from twoprong.evaluation.baselines.parts import Refusal
 from twoprong.models.features import full

@@ -1,0 +1,61 @@
+import math
+
+import pytest
+import torch
+
+from twoprong.decision import Decision, class_names
+
+LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 3.0], [0.0, 5.0, 0.0]])
+CLASSES = ("cat", "dog", "emu")
+
+
+def decision(adversarial=False, classes=CLASSES, tested=True, logits=LOGITS):
+    numbers = (0.0123, 0.045, 0.25) if tested else (math.nan,) * 3
+    return Decision(logits, torch.zeros(len(logits), 1, 2, 2), adversarial, *numbers, tested=tested, classes=classes)
+
+
+def test_each_image_has_a_label_a_name_and_probabilities():
+    made = decision(adversarial=True)
+    assert made.labels.tolist() == [0, 2, 1]
+    assert made.names == ["cat", "emu", "dog"]
+    assert len(made) == 3
+    one = made[1]
+    assert (one.label, one.name, one.adversarial) == (2, "emu", True)
+    assert one.probability == pytest.approx(math.exp(3) / (1 + math.e + math.exp(3)))
+    assert one.probabilities.sum() == pytest.approx(1)
+    assert made[-1].label == made[2].label == 1
+    assert [image.name for image in made] == made.names
+    for index in (3, -4):
+        with pytest.raises(IndexError, match=f"image {index} of 3"):
+            made[index]
+
+
+def test_without_names_there_are_numbers():
+    made = decision(classes=None)
+    assert made.names is None
+    assert made[0].name is None
+    assert "3 images: 0, 2, 1)" in repr(made)
+
+
+def test_a_repr_is_one_short_line():
+    assert repr(decision()) == "Decision(passed, statistic 0.0123 / threshold 0.045, p 0.25, 3 images: cat, emu, dog)"
+    assert repr(decision(adversarial=True)).startswith("Decision(flagged, ")
+    assert repr(decision(tested=False, logits=LOGITS[:1])) == "Decision(passed, not tested, 1 image: cat)"
+    long = repr(decision(logits=LOGITS.repeat(40, 1)))
+    assert long.endswith("120 images: cat, emu, dog, cat, emu, ...)")
+    assert len(long) < 125
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ({"classes": ["a", "b"]}, ("a", "b")),
+        ({"classes": (1, 2)}, ("1", "2")),
+        ({"classes": ["a", "b", "c"]}, None),
+        ({"classes": "ab"}, None),
+        ({"classes": 2}, None),
+        ({}, None),
+    ],
+)
+def test_names_of_classes_are_taken_where_there_is_one_for_each(about, expected):
+    assert class_names(about, 2) == expected

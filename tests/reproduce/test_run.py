@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import twoprong as tp
+from twoprong.attacks import ATTACKS
+from twoprong.attacks.bpda import BPDA
 from twoprong.attacks.paper import Paper
 from twoprong.cli import app
 from twoprong.errors import ConfigError, DataError, InputError
@@ -106,7 +108,10 @@ def test_results_are_complete(runs, name):
             assert cell["images"] > 0
             assert cell["classifier"] == "cnn"
             assert (cell["bundle"] is None) == row.bare
-            if cell["unit"] == "%":
+            if cell["spec"].get("measure") == "average":
+                clean, attacked = (other["ours"] for other in told["cells"][:2])
+                assert (cell["ours"], cell["interval"]) == (pytest.approx((clean + attacked) / 2), None)
+            elif cell["unit"] == "%":
                 low, high = cell["interval"]
                 assert 0 <= low < high <= 100
                 assert low - 1 < cell["ours"] < high + 1
@@ -125,6 +130,8 @@ def test_what_is_run_is_what_the_table_says(runs):
     attack = at_one[1]["attack"]  # as it was run, not as at full scale
     assert (attack["name"], attack["norm"], attack["steps"]) == ("paper", "linf", 2)
     assert attack["eps"] == pytest.approx(6 * 8 / 255)
+    mixed = results_of(runs, "mixed")["rows"][0]["cells"]
+    assert (mixed[0]["column"], mixed[0]["flagged"], mixed[-1]["flagged"]) == ("0 %", 0, 1)  # nothing adversarial in it
     alone, defended = results_of(runs, "with-at")["rows"][:2]
     assert {cell["flagged"] for cell in alone["cells"]} == {None}  # nothing there flags
     assert defended["cells"][0]["bundle"] == "bundles/cnn-at"
@@ -291,7 +298,9 @@ def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits)
     results = measured("table1-linf", "smoke", digits, tmp_path, ReproduceOptions(only=["wrn-70"], images=10))
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
     left, *_ = results["quoted"]
-    assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
+    assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53], "spread": [0.08, 1.07]}
+    for page in ("results.md", "report.html"):
+        assert "67.53 ± 1.07" in (tmp_path / page).read_text()
     with pytest.raises(InputError, match="of DAD, WRN-28-10; DAD, WRN-70-16"):
         reproduce("table1-linf", "smoke", digits, tmp_path / "other", ReproduceOptions(only=["wrn-70", "wrn-34"]))
 
@@ -301,7 +310,7 @@ def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(tmp_path,
     results = measured("two-pronged", "smoke", digits, tmp_path, ReproduceOptions(images=10, **chosen))
     assert results["columns"] == ["Clean", "PGD+EOT l2"]
     assert [(cell["paper"], cell["spread"]) for cell in cells_of(results)] == [(85.07, 0.16), (85.01, 0.50)]
-    assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37]}]
+    assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37], "spread": [0.08, 0.81]}]
     with pytest.raises(InputError, match=r"--column 'l1': expected a name or a part of one, of Clean; PGD\+EOT linf;"):
         reproduce("two-pronged", "smoke", digits, tmp_path / "other", ReproduceOptions(columns=["l1"]))
 
@@ -372,7 +381,8 @@ def test_every_cell_can_be_asked_for(name, scale_name):
             assert spec.batch_size <= config.detector.max_batch_size
             if scale_name == "full" and spec.measure == "attacked":
                 assert (attack.norm, attack.eps) == (spec.norm, spec.eps)
-                assert all(getattr(attack, key) == value for key, value in spec.settings.items())
+                asked = ATTACKS[spec.attack](**spec.settings)
+                assert all(getattr(attack, key) == getattr(asked, key) for key in spec.settings)
 
 
 def test_full_scale_is_the_papers():
@@ -383,6 +393,9 @@ def test_full_scale_is_the_papers():
     assert config == tp.FitConfig()
     attack = imagenet.full.attack(spec_of(imagenet.rows[0], imagenet.columns[1], imagenet.full))
     assert attack == Paper(eps=4 / 255, norm="linf", steps=20, draws=20)
+    bpda = load_experiment("bpda")
+    attack = bpda.full.attack(spec_of(bpda.rows[0], bpda.columns[1], bpda.full))
+    assert attack == BPDA(eps=8 / 255, norm="linf", steps=50, step=2 / 255, draws=15, average="logits")
     config = imagenet.full.config(spec_of(imagenet.rows[0], imagenet.columns[1], imagenet.full), 0)
     assert (config.attack.eps, config.attack.step, config.denoiser.batch_size) == (4 / 255, 1 / 255, 128)
 

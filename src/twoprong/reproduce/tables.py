@@ -106,7 +106,8 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _aligned(self) -> "Experiment":
-        for row in (*self.rows, *self.quoted):
+        given: list[Row | Quoted] = [*self.rows, *self.quoted]
+        for row in given:
             for numbers in filter(None, (row.paper, row.spread)):
                 if len(numbers) != len(self.columns):
                     raise ValueError(f"{row.name}: expected {len(self.columns)} numbers, one per column, got {len(numbers)}")
@@ -123,8 +124,9 @@ class Experiment(Settings):
         asked = _holding([row.name for row in self.rows], rows, "--only")
         places = _holding([column.name for column in self.columns], columns, "--column")
 
-        def kept(numbers: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(numbers[place] for place in places) if numbers else ()
+        def kept(row: Row | Quoted) -> dict[str, tuple[float, ...]]:
+            numbers = {"paper": row.paper, "spread": row.spread}
+            return {name: tuple(given[place] for place in places) if given else () for name, given in numbers.items()}
 
         nothing = (math.nan,) * len(self.columns)
         left = [
@@ -132,13 +134,10 @@ class Experiment(Settings):
             for place, row in enumerate(self.rows)
             if place not in asked
         ]
-        rows, quoted = (
-            tuple(row.model_copy(update={"paper": kept(row.paper), "spread": kept(row.spread)}) for row in part)
-            for part in ([self.rows[place] for place in asked], [*left, *self.quoted])
-        )
-        return self.model_copy(
-            update={"columns": tuple(self.columns[place] for place in places), "rows": rows, "quoted": quoted}
-        )
+        run = tuple(row.model_copy(update=kept(row)) for row in (self.rows[place] for place in asked))
+        quoted = tuple(row.model_copy(update=kept(row)) for row in (*left, *self.quoted))
+        columns_left = tuple(self.columns[place] for place in places)
+        return self.model_copy(update={"columns": columns_left, "rows": run, "quoted": quoted})
 
 
 def _holding(names: Sequence[str], texts: Sequence[str], option: str) -> list[int]:

@@ -261,6 +261,14 @@ def test_a_table_of_the_paper_cell_by_cell(tree):
     assert "`table1-linf`" not in missing
 
 
+def test_an_average_with_clean_images_has_no_worst_case_beside_it(tree):
+    def average(results):
+        results["rows"][0]["cells"][1]["spec"] = {"measure": "average"}
+
+    change(tree, "table1-linf", average)
+    refused(tree, "[table1-linf] strong")  # no other cell has that budget
+
+
 def test_several_runs_of_one_table_stand_in_one_table(tree):
     shutil.copytree(tree / "results/table1-linf", tree / "results/more")
     index = tree / "results/index.toml"
@@ -268,7 +276,8 @@ def test_several_runs_of_one_table_stand_in_one_table(tree):
 
     def other_row(results):
         results.update(columns=["Robust"], note="Newer words.", rows=[{"name": "Other", "cells": [cell("Robust", 55.5)]}])
-        results.update(quoted=[{"name": "DAD", "paper": [67.53]}, {"name": "Third", "paper": [1.0]}])
+        third = {"name": "Third", "paper": [1.0], "spread": [0.25]}
+        results.update(quoted=[{"name": "DAD", "paper": [67.53]}, third])
         results["run"]["command"] = "twoprong reproduce table1-linf --only Other"
 
     change(tree, "more", other_row)
@@ -279,6 +288,7 @@ def test_several_runs_of_one_table_stand_in_one_table(tree):
     assert row(text, "DAD | Robust")[3] == "65.43"  # measured by the first run, only quoted in the second
     assert row(text, "Other | Robust")[3] == "55.50"
     assert row(text, "Other | Clean")[3] == row(text, "Third | Robust")[3] == "not run"
+    assert (row(text, "Other | Clean")[2], row(text, "Third | Robust")[2]) == ("87.51", "1.00 ± 0.25")
     assert "\nDAD: [`results/table1-linf`](../results/table1-linf/results.md), by `twoprong reproduce table1-linf`" in text
     assert "\nOther: [`results/more`](../results/more/results.md), by `twoprong reproduce table1-linf --only Other`" in text
 

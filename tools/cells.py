@@ -58,11 +58,12 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def number(value: float | None, unit: str) -> str:
-    """A number of a paper's table: two decimals for percentages, as there."""
+def number(value: float | None, unit: str, spread: float | None = None) -> str:
+    """A number of a paper's table: two decimals for percentages, as there, and its spread after ±."""
     if value is None:
         return "–"
-    return f"{value:.2f}" if unit == "%" else f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    text = f"{value:.2f}" if unit == "%" else f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    return text if spread is None else f"{text} ± {spread:.2f}"
 
 
 def escaped(text: str) -> str:

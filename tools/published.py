@@ -80,7 +80,7 @@ def read(folder: Path) -> Published:
 def belongs(cell: dict[str, Any], run: Run) -> bool:
     """Whether an evaluation attacked what a cell of a table measures: all slots, same budget, batches and classifier."""
     attack, spec, made = cell["attack"], cell["spec"], run.results["run"]
-    if attack is None or spec.get("surrogate") or spec.get("share", 1.0) != 1.0:
+    if attack is None or spec.get("surrogate") or spec.get("share", 1.0) != 1.0 or spec.get("measure") == "average":
         return False
     same = (attack["norm"], cell["batch_size"]) == (made["norm"], made["batch_size"])
     return same and math.isclose(attack["eps"], made["eps"]) and cell["classifier"] == run.results["defense"]["classifier"]

@@ -175,11 +175,12 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
             rows += [[escaped(row["name"]), *_measured(cell, beside)] for cell in row["cells"]]
         units = [cell["unit"] for cell in run.results["rows"][0]["cells"]]
         for row in run.results["quoted"]:
-            for column, value, unit in zip(run.results["columns"], row["paper"], units, strict=True):
+            spreads = row.get("spread") or [None] * len(units)
+            for column, value, unit, spread in zip(run.results["columns"], row["paper"], units, spreads, strict=True):
                 quoted[row["name"], column] = [
                     escaped(row["name"]),
                     escaped(column),
-                    number(value, unit),
+                    number(value, unit, spread),
                     "not run",
                     *[""] * 5,
                 ]
@@ -230,7 +231,7 @@ def _table1(published: Published, base: str) -> str:
 
 
 def _measured(cell: dict[str, Any], beside: Sequence[Run]) -> list[str]:
-    paper = number(cell["paper"], cell["unit"]) + (f" ± {cell['spread']:.2f}" if cell["spread"] is not None else "")
+    paper = number(cell["paper"], cell["unit"], cell["spread"])
     subject = "bare" if cell["spec"].get("bare") else "defense"
     strong = [
         f"{left(run.results['worst_case'][subject])} of {run.results['run']['images']:,}"

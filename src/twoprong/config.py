@@ -1,4 +1,4 @@
-"""Frozen, validated settings. Defaults are the paper's CIFAR-10 values except where the docs say otherwise."""
+"""Frozen, validated settings. Defaults are the paper's CIFAR-10 values except where docs/reproduce.md says otherwise."""
 
 import difflib
 import tomllib
@@ -138,8 +138,8 @@ class DenoiserConfig(Settings):
     sigma: Annotated[Number, Field(ge=0, le=1)] = 0.25
     noise: NoiseLaw = "symmetric"
     estimator: Estimator = "u"  # of MMD in the loss: the paper's, unbiased, or the authors' code's, biased
-    # The kernel in the loss: the paper's at the median distances, not learned, or the detector's, which on photographs has
-    # learned to look past the pixels and guides to worse ones.
+    # The kernel in the loss: one at the median distances, not learned, or the detector's, as in the paper. On photographs
+    # that one has learned to look past the pixels and guides to worse ones.
     guide: Literal["median", "detector"] = "median"
 
 

@@ -248,6 +248,28 @@ def test_the_papers_attack_asks_to_be_detected(defense, batch):
     assert result.statistic > 5 * defense.threshold(40)
 
 
+@pytest.mark.parametrize(("threshold", "route"), [(None, "flagged"), (0.3, "passing"), (0.1, "flagged")])
+def test_the_papers_attack_may_take_another_threshold_than_the_deployed_one(threshold, route):
+    """The statistic is 0.2, the deployed threshold 0.15."""
+    asked = set()
+
+    class Tested(Plain):
+        def logits(self, images, route=None, draws=1, generator=None):
+            asked.add(route)
+            return super().logits(images)
+
+        def statistic(self, images, reference=None):
+            return 0.2 + 0 * images.sum()
+
+        def threshold(self, size):
+            return 0.15
+
+    target = Tested(lambda x: x.flatten(1)[:, :2])
+    images, labels = torch.full((4, 1, 2, 2), 0.5), torch.zeros(4, dtype=torch.long)
+    Paper(eps=0.1, steps=2, draws=1, threshold=threshold)(target, images, labels)
+    assert asked == {route}
+
+
 def test_partial_touches_its_slots_and_nothing_else(defense, batch):
     images, labels = batch
     attack = Partial(attack=PGD(eps=EPS), share=0.25)
@@ -311,6 +333,26 @@ def test_bpda_follows_the_mean_slope_of_all_draws():
     BPDA(eps=0.1, step=0.05, steps=2, draws=3, random_start=False)(target, images, labels)
     assert len(asked) == 2
     assert (asked[1] - asked[0])[:, 0, 0, 0].tolist() == pytest.approx([0.05] * 4)
+
+
+@pytest.mark.parametrize(("average", "way"), [("loss", -1), ("logits", 1)])
+def test_bpda_averages_losses_or_logits(average, way):
+    """Of two draws one is far from the boundary, where its loss hardly rises and its logit steeply; the other's falls."""
+    asked = []
+
+    class Scattered(Plain):
+        def restored(self, images, route="flagged", draws=1, generator=None):
+            asked.append(images)
+            return torch.cat([images - 0.3, images + 0.2])
+
+    def model(x):
+        u = x[:, 0, 0, 0] - 0.5
+        return torch.stack([0 * u, torch.where(u < 0, 40 * u, -10 * u)], 1)
+
+    images, labels = torch.full((4, 1, 2, 2), 0.5), torch.zeros(4, dtype=torch.long)
+    settings = {"step": 0.05, "steps": 2, "draws": 2, "random_start": False, "average": average}
+    BPDA(eps=0.1, **settings)(Scattered(model), images, labels)
+    assert (asked[1] - asked[0])[:, 0, 0, 0].tolist() == pytest.approx([way * 0.05] * 4)
 
 
 def test_a_target_that_hides_its_inside_is_refused_where_it_is_needed(batch):

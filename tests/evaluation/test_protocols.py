@@ -41,7 +41,9 @@ def test_quick_is_what_the_page_says():
 def test_paper_has_the_papers_effort(large, steps):
     found = {item.name: item.settings() for item in items("paper", large=large)}
     assert (found["paper"]["steps"], found["paper"]["draws"]) == (steps, 20)
-    assert {"autoattack", "bpda-eot", "cw"} <= set(found)
+    assert found["cw"]["steps"] == found["transfer cw"]["steps"] == 200
+    assert (found["bpda-eot"]["step"], found["bpda-eot"]["average"]) == (2 / 255, "logits")
+    assert "autoattack" in found
 
 
 def test_strong_has_everything_we_know():

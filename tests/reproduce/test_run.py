@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 import twoprong as tp
+from twoprong.attacks import ATTACKS
+from twoprong.attacks.bpda import BPDA
 from twoprong.attacks.paper import Paper
 from twoprong.cli import app
 from twoprong.errors import ConfigError, DataError, InputError
@@ -107,7 +109,10 @@ def test_results_are_complete(runs, name):
             assert cell["images"] > 0
             assert cell["classifier"] == "cnn"
             assert (cell["bundle"] is None) == row.bare
-            if cell["unit"] == "%":
+            if cell["spec"].get("measure") == "average":
+                clean, attacked = (other["ours"] for other in told["cells"][:2])
+                assert (cell["ours"], cell["interval"]) == (pytest.approx((clean + attacked) / 2), None)
+            elif cell["unit"] == "%":
                 low, high = cell["interval"]
                 assert 0 <= low < high <= 100
                 assert low - 1 < cell["ours"] < high + 1
@@ -126,6 +131,8 @@ def test_what_is_run_is_what_the_table_says(runs):
     attack = at_one[1]["attack"]  # as it was run, not as at full scale
     assert (attack["name"], attack["norm"], attack["steps"]) == ("paper", "linf", 2)
     assert attack["eps"] == pytest.approx(6 * 8 / 255)
+    mixed = results_of(runs, "mixed")["rows"][0]["cells"]
+    assert (mixed[0]["column"], mixed[0]["flagged"], mixed[-1]["flagged"]) == ("0 %", 0, 1)  # nothing adversarial in it
     alone, defended = results_of(runs, "with-at")["rows"][:2]
     assert {cell["flagged"] for cell in alone["cells"]} == {None}  # nothing there flags
     assert defended["cells"][0]["bundle"] == "bundles/cnn-at"
@@ -181,7 +188,7 @@ def test_a_resumed_run_measures_only_what_is_missing(runs, monkeypatch):
     folder, _ = runs
     before = results_of(runs, "mixed")
     pieces = sorted((folder / "mixed" / "work" / "cells").glob("*.safetensors"))
-    assert len(pieces) == 10
+    assert len(pieces) == 11
     pieces[-1].unlink()
     measured = count_calls(monkeypatch, module, "_measure")
     crafted = count_calls(monkeypatch, Artifacts, "_craft")
@@ -228,14 +235,14 @@ def test_shares_are_of_adversarial_images_and_nested(runs, monkeypatch, digits):
     shop = Artifacts(folder / "work", digits, scale, 0)
     judged = count_calls(monkeypatch, module, "_judge")
     seen = []
-    for share in (0.1, 0.5, None):
+    for share in (0.0, 0.1, 0.5, None):
         spec = Spec(classifier="cnn", measure="attacked", settings={"steps": 200, "draws": 20}, share=share)
         module._attacked(shop, spec, shop.defense(spec))
         images = judged[-1][1]
         seen.append((images != digits.test.images[:100]).flatten(1).any(1))
-    assert [int(changed.sum()) for changed in seen[:2]] == [10, 50]
-    assert seen[2].sum() > 90
-    assert (seen[1] | ~seen[0]).all()  # what is adversarial at 10 % is so at 50 %
+    assert [int(changed.sum()) for changed in seen[:3]] == [0, 10, 50]
+    assert seen[3].sum() > 90
+    assert (seen[2] | ~seen[1]).all()  # what is adversarial at 10 % is so at 50 %
 
 
 def test_a_surrogate_is_another_classifier(runs, digits):
@@ -292,7 +299,9 @@ def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits)
     results = measured("table1-linf", "smoke", digits, tmp_path, ReproduceOptions(only=["wrn-70"], images=10))
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
     left, *_ = results["quoted"]
-    assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53]}
+    assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53], "spread": [0.08, 1.07]}
+    for page in ("results.md", "report.html"):
+        assert "67.53 ± 1.07" in (tmp_path / page).read_text()
     with pytest.raises(InputError, match="of DAD, WRN-28-10; DAD, WRN-70-16"):
         reproduce("table1-linf", "smoke", digits, tmp_path / "other", ReproduceOptions(only=["wrn-70", "wrn-34"]))
 
@@ -302,7 +311,7 @@ def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(tmp_path,
     results = measured("two-pronged", "smoke", digits, tmp_path, ReproduceOptions(images=10, **chosen))
     assert results["columns"] == ["Clean", "PGD+EOT l2"]
     assert [(cell["paper"], cell["spread"]) for cell in cells_of(results)] == [(85.07, 0.16), (85.01, 0.50)]
-    assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37]}]
+    assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37], "spread": [0.08, 0.81]}]
     with pytest.raises(InputError, match=r"--column 'l1': expected a name or a part of one, of Clean; PGD\+EOT linf;"):
         reproduce("two-pronged", "smoke", digits, tmp_path / "other", ReproduceOptions(columns=["l1"]))
 
@@ -373,7 +382,8 @@ def test_every_cell_can_be_asked_for(name, scale_name):
             assert spec.batch_size <= config.detector.max_batch_size
             if scale_name == "full" and spec.measure == "attacked":
                 assert (attack.norm, attack.eps) == (spec.norm, spec.eps)
-                assert all(getattr(attack, key) == value for key, value in spec.settings.items())
+                asked = ATTACKS[spec.attack](**spec.settings)
+                assert all(getattr(attack, key) == getattr(asked, key) for key in spec.settings)
 
 
 def test_full_scale_is_the_papers():
@@ -384,6 +394,9 @@ def test_full_scale_is_the_papers():
     assert config == tp.FitConfig()
     attack = imagenet.full.attack(spec_of(imagenet.rows[0], imagenet.columns[1], imagenet.full))
     assert attack == Paper(eps=4 / 255, norm="linf", steps=20, draws=20)
+    bpda = load_experiment("bpda")
+    attack = bpda.full.attack(spec_of(bpda.rows[0], bpda.columns[1], bpda.full))
+    assert attack == BPDA(eps=8 / 255, norm="linf", steps=50, step=2 / 255, draws=15, average="logits")
     config = imagenet.full.config(spec_of(imagenet.rows[0], imagenet.columns[1], imagenet.full), 0)
     assert (config.attack.eps, config.attack.step, config.denoiser.batch_size) == (4 / 255, 1 / 255, 128)
 

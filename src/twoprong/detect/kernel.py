@@ -1,4 +1,4 @@
-"""The deep kernel of MMD-OPT (Liu et al. 2020; paper eq. 2)."""
+"""The deep kernel of MMD-OPT (Liu et al. 2020; paper eq. 3)."""
 
 from typing import NamedTuple
 

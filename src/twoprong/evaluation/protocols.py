@@ -127,8 +127,8 @@ def _paper(setting: Setting) -> list[Item]:
         items += [
             make("paper" + end, "paper", "paper", target, steps=steps, draws=20),
             make("autoattack" + end, "paper", "autoattack-rand", target, steps=100, draws=20),
-            make("bpda-eot" + end, "paper", "bpda-eot", target),
-            make("cw" + end, "paper", "cw", target),
+            make("bpda-eot" + end, "paper", "bpda-eot", target, step=setting.eps / 4, average="logits"),
+            make("cw" + end, "paper", "cw", target, steps=200),
         ]
     return [
         *items,

@@ -38,11 +38,12 @@ def to_markdown(results: ReproductionResults) -> str:
     return "\n".join(lines) + "\n"
 
 
-def show(value: float | None, unit: str = "%") -> str:
-    """A number as tables print it: two decimals for percentages, as in the paper."""
+def show(value: float | None, unit: str = "%", spread: float | None = None) -> str:
+    """A number as tables print it: two decimals for percentages, as in the paper, and its spread after ±."""
     if value is None:
         return "–"
-    return f"{value:.2f}" if unit == "%" else f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    text = f"{value:.2f}" if unit == "%" else f"{value:.3g} {unit}" if value < 100 else f"{value:,.0f} {unit}"
+    return text if spread is None else f"{text} ± {spread:.2f}"
 
 
 def column_text(cell: Cell) -> str:
@@ -56,17 +57,16 @@ def row_texts(results: ReproductionResults) -> list[tuple[str, str, str, str]]:
     texts = []
     for row in results.rows:
         for cell in row.cells:
-            paper, ours = show(cell.paper, cell.unit), show(cell.ours, cell.unit)
-            if cell.spread is not None:
-                paper += f" ± {cell.spread:.2f}"
+            paper, ours = show(cell.paper, cell.unit, cell.spread), show(cell.ours, cell.unit)
             if cell.quoted is not None:
                 ours += f" ({cell.quoted[0]:.1f} to {cell.quoted[1]:.1f})"
                 ours += f", {batches_of(cell.batches)}" if cell.batches else ""
             texts.append((row.name, column_text(cell), paper, ours))
     units = [cell.unit for cell in results.rows[0].cells]
     for quoted in results.quoted:
-        for column, value, unit in zip(results.columns, quoted.paper, units, strict=True):
-            texts.append((quoted.name, column, show(value, unit), "not run"))
+        spreads = quoted.spread or [None] * len(units)
+        for column, value, unit, spread in zip(results.columns, quoted.paper, units, spreads, strict=True):
+            texts.append((quoted.name, column, show(value, unit, spread), "not run"))
     return texts
 
 

@@ -19,8 +19,8 @@ from twoprong.config import Count, FitConfig, Number, Positive, Settings, load_c
 from twoprong.errors import InputError
 from twoprong.names import TABLES
 
-Measure = Literal["clean", "attacked", "fit seconds", "fit memory", "inference seconds"]
-Share = Annotated[Number, Field(gt=0, le=1)]
+Measure = Literal["clean", "attacked", "average", "fit seconds", "fit memory", "inference seconds"]
+Share = Annotated[Number, Field(ge=0, le=1)]
 
 
 class Spec(Settings):
@@ -57,10 +57,11 @@ class Row(Spec):
 
 
 class Quoted(Settings):
-    """A row of the paper's that is not run, for comparison."""
+    """A row of the paper's that is not run, for comparison; its numbers are as in `Row`."""
 
     name: str
     paper: tuple[float, ...]
+    spread: tuple[float, ...] = ()
 
 
 class Scale(Settings):
@@ -105,10 +106,11 @@ class Experiment(Settings):
 
     @model_validator(mode="after")
     def _aligned(self) -> "Experiment":
-        lists = [(row.name, numbers) for row in self.rows for numbers in (row.paper, row.spread) if numbers]
-        for name, numbers in (*lists, *((row.name, row.paper) for row in self.quoted)):
-            if len(numbers) != len(self.columns):
-                raise ValueError(f"{name}: expected {len(self.columns)} numbers, one per column, got {len(numbers)}")
+        given: list[Row | Quoted] = [*self.rows, *self.quoted]
+        for row in given:
+            for numbers in filter(None, (row.paper, row.spread)):
+                if len(numbers) != len(self.columns):
+                    raise ValueError(f"{row.name}: expected {len(self.columns)} numbers, one per column, got {len(numbers)}")
         return self
 
     def scale(self, name: str) -> Scale:
@@ -122,18 +124,20 @@ class Experiment(Settings):
         asked = _holding([row.name for row in self.rows], rows, "--only")
         places = _holding([column.name for column in self.columns], columns, "--column")
 
-        def kept(numbers: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(numbers[place] for place in places) if numbers else ()
+        def kept(row: Row | Quoted) -> dict[str, tuple[float, ...]]:
+            numbers = {"paper": row.paper, "spread": row.spread}
+            return {name: tuple(given[place] for place in places) if given else () for name, given in numbers.items()}
 
         nothing = (math.nan,) * len(self.columns)
-        left = [Quoted(name=row.name, paper=row.paper or nothing) for n, row in enumerate(self.rows) if n not in asked]
-        run = [
-            row.model_copy(update={"paper": kept(row.paper), "spread": kept(row.spread)})
-            for row in (self.rows[place] for place in asked)
+        left = [
+            Quoted(name=row.name, paper=row.paper or nothing, spread=row.spread)
+            for place, row in enumerate(self.rows)
+            if place not in asked
         ]
-        quoted = [row.model_copy(update={"paper": kept(row.paper)}) for row in (*left, *self.quoted)]
+        run = tuple(row.model_copy(update=kept(row)) for row in (self.rows[place] for place in asked))
+        quoted = tuple(row.model_copy(update=kept(row)) for row in (*left, *self.quoted))
         columns_left = tuple(self.columns[place] for place in places)
-        return self.model_copy(update={"columns": columns_left, "rows": tuple(run), "quoted": tuple(quoted)})
+        return self.model_copy(update={"columns": columns_left, "rows": run, "quoted": quoted})
 
 
 def _holding(names: Sequence[str], texts: Sequence[str], option: str) -> list[int]:

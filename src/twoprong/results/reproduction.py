@@ -57,6 +57,9 @@ class QuotedRow(Part):
 
     name: Text = Field(description="As in the paper.")
     paper: list[Number | None] = Field(description="What the paper prints, column by column; null where it prints nothing.")
+    spread: list[Number | None] | None = Field(
+        default=None, description="What stands there after ±, column by column, or null; missing in older files."
+    )
 
 
 class ScaleUsed(Part):

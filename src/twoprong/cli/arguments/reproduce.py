@@ -34,7 +34,7 @@ class ReproduceArguments:
 
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(TABLES)}.")]
     scale: Annotated[
-        ScaleName, typer.Option(help="smoke: digits, seconds, to see that it runs; full: the paper's data and settings.")
+        ScaleName, typer.Option(help="smoke: digits, seconds, to see that it runs; full: the paper's data and attacks.")
     ] = ScaleName.smoke
     directory: Annotated[
         Path | None,

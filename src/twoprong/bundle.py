@@ -1,7 +1,7 @@
 """The bundle: a fitted defence as a directory. This module is the only owner of the format (docs/bundle.md specifies it).
 
     manifest.json            what everything is, with the size and SHA-256 of every other file and a digest of itself
-    NETWORK.safetensors      every network that is one of ours: classifier, denoiser; of others a fingerprint is kept
+    NETWORK.safetensors      every network that is ours or whose factory is named; of others a fingerprint is kept
     detector.safetensors     kernel, reference, thresholds
     README.md                the model card
 
@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,16 @@ def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:
     return manifest
 
 
-def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = None, features: FeatureSource = None) -> Parts:
+def read_bundle(
+    path: str | os.PathLike[str],
+    classifier: nn.Module | None = None,
+    features: FeatureSource = None,
+    allow: Iterable[str] = (),
+) -> Parts:
     """Verify a bundle and rebuild its parts on the CPU.
 
-    `classifier` is needed where it is not one of ours, `features` where they came from a callable.
+    `classifier` is needed where it is not one of ours, `features` where they came from a callable. `allow` names modules
+    whose factories the bundle may run to make its classifier.
     """
     root = find(path)
     manifest = read_manifest(root)
@@ -126,7 +133,7 @@ def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = Non
         detector = Detector.from_state(_tensors(file), config.detector.permutations)
     except InputError as error:
         raise BundleError(f"{file}: {error}") from error
-    return assemble(root, manifest, config, detector, classifier, features, _tensors)
+    return assemble(root, manifest, config, detector, classifier, features, _tensors, allow)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ In the paper's mode the passing route is the classifier, the flagged one noise â
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,9 +156,11 @@ def load(
     *,
     features: FeatureSource = None,
     device: torch.device | str = "cpu",
+    allow: Iterable[str] = (),
 ) -> Defense:
     """A Defense from a bundle, every byte verified. `classifier` is needed only if it is not one of ours.
 
+    A bundle may name the factory of a classifier that is not ours; it is run only if its module is in `allow`.
     Raises BundleError, naming the file, for a bundle that is damaged, incomplete or of another format.
     """
-    return Defense(**vars(read_bundle(path, classifier, features))).to(device)
+    return Defense(**vars(read_bundle(path, classifier, features, allow))).to(device)

@@ -1,7 +1,7 @@
 """The parts of a defence as a manifest lists them: networks, extractor, detector, two routes, each with its kind."""
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,6 +14,7 @@ from twoprong.card import protected
 from twoprong.config import FitConfig
 from twoprong.detect.detector import Detector
 from twoprong.errors import BundleError, InputError
+from twoprong.models.adapters import origin_of, rebuild
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features, FeatureSource
 from twoprong.models.layout import channels_last
@@ -87,12 +88,16 @@ def assemble(
     classifier: nn.Module | None,
     features: FeatureSource,
     read: Callable[[Path], dict[str, Tensor]],
+    allow: Iterable[str] = (),
 ) -> Parts:
-    """The parts that a verified manifest lists, on the CPU; `classifier` and `features` are those that cannot be stored."""
+    """The parts that a verified manifest lists, on the CPU; `classifier` and `features` are those that cannot be stored.
+
+    A factory that the manifest names is run only if its module is in `allow`.
+    """
     listed = manifest["parts"]
     try:
         networks = {
-            name: _built(root, name, entry, classifier if entry is protected(manifest) else None, read)
+            name: _built(root, name, entry, classifier if entry is protected(manifest) else None, read, allow)
             for name, entry in listed["networks"].items()
         }
         passing, flagged = (_assembled(listed[role], networks) for role in ("passing", "flagged"))
@@ -150,6 +155,8 @@ def _network(network: nn.Module) -> dict[str, Any]:
         kind, spec = "denoiser", {"channels": network.channels, "width": network.width}
     elif isinstance(known := getattr(network, "spec", None), ModelSpec):
         kind, spec = "classifier", asdict(known)
+    elif (origin := origin_of(network)) is not None:
+        kind, spec = "factory", origin
     named = f"{type(network).__module__}.{type(network).__qualname__}"
     return {"kind": kind, "type": named, "spec": spec, "fingerprint": fingerprint(network)}
 
@@ -166,7 +173,12 @@ def _assembled(entry: Mapping[str, Any], networks: Mapping[str, nn.Module]) -> R
 
 
 def _built(
-    root: Path, name: str, entry: Mapping[str, Any], given: nn.Module | None, read: Callable[[Path], dict[str, Tensor]]
+    root: Path,
+    name: str,
+    entry: Mapping[str, Any],
+    given: nn.Module | None,
+    read: Callable[[Path], dict[str, Tensor]],
+    allow: Iterable[str],
 ) -> nn.Module:
     """A network from its weights, or the one given for it. Raises BundleError where these are not the manifest's."""
     if given is None and entry["kind"] == "given":
@@ -174,7 +186,8 @@ def _built(
     file, said = root / f"{name}.safetensors", entry["fingerprint"]
     network = given
     if network is None:
-        network = NETWORKS[entry["kind"]](**entry["spec"])
+        factory = entry["kind"] == "factory"
+        network = rebuild(entry["spec"], allow) if factory else NETWORKS[entry["kind"]](**entry["spec"])
         try:
             network.load_state_dict(read(file))
         except RuntimeError as error:

@@ -221,6 +221,7 @@ class Artifacts:
             resume=True,
             progress=self.progress,
             precision=self.precision,
+            measure=False,
         )
         if device.type == "cuda":
             torch.cuda.synchronize(device)

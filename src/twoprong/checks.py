@@ -74,7 +74,8 @@ def check_accuracy(extract: Features, data: Labelled, classes: Sequence[str] | N
     order = "" if classes is None else f" (now 0 to {len(classes) - 1}: {shortened(classes)})"
     message = (
         f"classifier: {said}. Are the labels in the order of its outputs{order}? If not, name the classes in its order: "
-        "--classes a,b,c (classes=[...]). Are its weights loaded (--weights), is its normalisation inside (--mean, --std)? "
+        "--classes a,b,c (classes=[...]). Are its weights loaded (--weights), is it trained for long enough, is its "
+        "normalisation inside (--mean, --std)? "
         "If all is as it should be: --force (force=True)"
     )
     if not force:

@@ -322,4 +322,8 @@ def test_source_has_no_pickle_reader():
     readers = re.compile(
         r"(import|from) (pickle|joblib|cloudpickle|dill|shelve)\b|torch\.load\(|allow_pickle=True|read_pickle"
     )
-    assert [file.name for file in source.rglob("*.py") if readers.search(file.read_text())] == []
+    safe = 'torch.load(file, map_location="cpu", weights_only=True)'  # allowed once: a user's own .pt, plain tensors only
+    texts = {file.relative_to(source).as_posix(): file.read_text() for file in source.rglob("*.py")}
+    assert texts["models/weights.py"].count(safe) == 1
+    texts["models/weights.py"] = texts["models/weights.py"].replace(safe, "")
+    assert [name for name, text in texts.items() if readers.search(text)] == []

@@ -135,3 +135,36 @@ def test_bad_images_and_labels_are_refused(classifier, digits):
         tp.fit(classifier, images[:60], labels[:60])
     with pytest.raises(InputError, match="no layer 'nowhere'"):
         tp.fit(classifier, images, labels, features="nowhere")
+
+
+def test_names_of_classes_are_kept_and_counted(classifier, digits, small_config, defense):
+    named = tp.fit(classifier, digits.train, config=small_config, classes=digits.classes, test=digits.test)
+    assert named.about["classes"] == list("0123456789")
+    assert named.about["measured_values"]["images"] == f"{len(digits.test)} test images"
+    assert "which the thresholds were set on" in defense.about["measured"]["measured on"]
+    assert same(named, defense)  # to measure changes nothing
+    with pytest.raises(InputError, match="expected 10 different names"):
+        tp.fit(classifier, digits.train, config=small_config, classes=["cat", "dog"])
+
+
+def test_labels_in_another_order_are_refused_before_the_work(classifier, digits, small_config):
+    images, labels = digits.train.images, digits.train.labels
+    for wrong in (labels.flip(0), (labels + 1) % 10, torch.where(labels < 2, 1 - labels, labels)):
+        with pytest.raises(InputError, match=r"classes=\[\.\.\.\]"):
+            tp.fit(classifier, images, wrong, small_config)
+
+
+def test_no_held_out_images_for_a_classifier_from_elsewhere_is_a_choice(classifier, digits, small_config, caplog):
+    foreign = nn.Sequential(classifier)
+
+    def stop(*_):
+        raise KeyboardInterrupt  # what comes after the checks is of no interest here
+
+    with pytest.raises(KeyboardInterrupt):
+        tp.fit(foreign, digits.train, config=small_config, held_out="none", progress=stop)
+    assert "held_out" not in caplog.text
+    with pytest.raises(InputError, match="not held out"):
+        tp.fit(foreign, digits.train, config=small_config, held_out=digits.train, progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        tp.fit(foreign, digits.train, config=small_config, progress=stop)
+    assert "held_out: none given" in caplog.text

@@ -1,7 +1,7 @@
 """The bundle: a fitted defence as a directory. This module is the only owner of the format (docs/bundle.md specifies it).
 
     manifest.json            what everything is, with the size and SHA-256 of every other file and a digest of itself
-    NETWORK.safetensors      every network that is one of ours: classifier, denoiser; of others a fingerprint is kept
+    NETWORK.safetensors      every network that is ours or whose factory is named; of others a fingerprint is kept
     detector.safetensors     kernel, reference, thresholds
     README.md                the model card
 
@@ -12,6 +12,7 @@ What the parts are is `parts.py`'s, what a manifest may say `manifest.py`'s, and
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,22 @@ def read_detector(path: str | os.PathLike[str], manifest: dict[str, Any]) -> Det
     return rebuild.read_detector(find(path) / f"{DETECTOR}.safetensors", manifest, config, _tensors)
 
 
-def read_bundle(path: str | os.PathLike[str], classifier: nn.Module | None = None, features: FeatureSource = None) -> Parts:
+def read_bundle(
+    path: str | os.PathLike[str],
+    classifier: nn.Module | None = None,
+    features: FeatureSource = None,
+    allow: Iterable[str] = (),
+) -> Parts:
     """Verify a bundle and rebuild its parts on the CPU.
 
-    `classifier` is needed where it is not one of ours, `features` where they came from a callable.
+    `classifier` is needed where it is not one of ours, `features` where they came from a callable. `allow` names modules
+    whose factories the bundle may run to make its classifier.
     """
     root = find(path)
     manifest = read_manifest(root)
     detector = read_detector(root, manifest)
-    return rebuild.assemble(root, manifest, parse_config(manifest["config"]), detector, classifier, features, _tensors)
+    config = parse_config(manifest["config"])
+    return rebuild.assemble(root, manifest, config, detector, classifier, features, _tensors, allow)
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

@@ -38,7 +38,9 @@ def protected(manifest: dict[str, Any]) -> dict[str, Any]:
 
 def classifier_name(manifest: dict[str, Any]) -> str:
     entry = protected(manifest)
-    return str(entry["spec"]["name"]) if entry["spec"] else f"{entry['type']} (not in the bundle)"
+    if entry["spec"]:
+        return str(entry["spec"]["name"]) + (" (not ours; its weights are here)" if entry["kind"] == "factory" else "")
+    return f"{entry['type']} (not in the bundle)"
 
 
 def model_card(manifest: dict[str, Any]) -> str:

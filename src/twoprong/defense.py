@@ -9,6 +9,7 @@ In the paper's mode the passing route is the classifier, the flagged one noise â
 
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -164,15 +165,17 @@ def load(
     features: FeatureSource = None,
     device: torch.device | str = "cpu",
     on_small_batch: SmallBatchPolicy | None = None,
+    allow: Iterable[str] = (),
 ) -> Defense:
     """A Defense from a bundle, every byte verified. `classifier` is needed only if it is not one of ours.
 
-    `on_small_batch` overrides the bundle's policy for batches that are too small to test: "denoise", "classify", "error".
+    `on_small_batch` overrides the bundle's policy for batches that are too small to test: "denoise", "classify", "error". A
+    bundle may name the factory of a classifier that is not ours; it is run only if its module is in `allow`.
     Raises BundleError, naming the file, for a bundle that is damaged, incomplete or of another format.
     """
     if on_small_batch is not None:
         check_choice("on_small_batch", on_small_batch, get_args(SmallBatchPolicy))
-    parts = read_bundle(path, classifier, features)
+    parts = read_bundle(path, classifier, features, allow)
     if on_small_batch is not None:
         parts = replace(parts, config=parts.config.model_copy(update={"on_small_batch": on_small_batch}))
     return Defense(**vars(parts)).to(device)

@@ -77,6 +77,22 @@ class Denoiser(Entry):
     fingerprint: Digest | None  # which older formats did not have
 
 
+class FactorySpec(Entry):
+    name: Annotated[str, StringConstraints(max_length=300)]
+    classes: Natural
+    mean: Annotated[list[Finite], Field(min_length=1, max_length=3)] | None
+    std: Annotated[list[Finite], Field(min_length=1, max_length=3)] | None
+
+
+class Factory(Entry):
+    """A classifier that somebody's code makes; its weights are in the bundle."""
+
+    kind: Literal["factory"]
+    type: str
+    spec: FactorySpec
+    fingerprint: Digest
+
+
 class Given(Entry):
     kind: Literal["given"]
     type: str
@@ -84,7 +100,7 @@ class Given(Entry):
     fingerprint: Digest
 
 
-Network = Annotated[Classifier | Denoiser | Given, Field(discriminator="kind")]
+Network = Annotated[Classifier | Denoiser | Factory | Given, Field(discriminator="kind")]
 
 
 class ExtractorEntry(Entry):

@@ -13,6 +13,7 @@ from twoprong.config import FitConfig
 from twoprong.detect.detector import Detector
 from twoprong.errors import BundleError
 from twoprong.manifest import FORMAT
+from twoprong.models.adapters import origin_of
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features
 from twoprong.models.zoo import ModelSpec
@@ -89,6 +90,8 @@ def _network(network: nn.Module) -> dict[str, Any]:
         kind, spec = "denoiser", {"channels": network.channels, "width": network.width}
     elif isinstance(known := getattr(network, "spec", None), ModelSpec):
         kind, spec = "classifier", asdict(known)
+    elif (origin := origin_of(network)) is not None:
+        kind, spec = "factory", origin
     named = f"{type(network).__module__}.{type(network).__qualname__}"
     return {"kind": kind, "type": named, "spec": spec, "fingerprint": fingerprint(network)}
 

@@ -1,7 +1,7 @@
 """The parts of a defence out of a verified bundle. Nothing is built that the tensors in the bundle do not fill."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from twoprong.config import FitConfig
 from twoprong.detect.detector import Detector
 from twoprong.errors import BundleError
 from twoprong.manifest import MANIFEST
+from twoprong.models.adapters import rebuild as from_origin
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features, FeatureSource
 from twoprong.models.layout import channels_last
@@ -80,8 +81,12 @@ def assemble(
     classifier: nn.Module | None,
     features: FeatureSource,
     read: Read,
+    allow: Iterable[str] = (),
 ) -> Parts:
-    """The parts that a verified manifest lists, on the CPU; `classifier` and `features` are those that cannot be stored."""
+    """The parts that a verified manifest lists, on the CPU; `classifier` and `features` are those that cannot be stored.
+
+    A factory that the manifest names is run only if its module is in `allow`.
+    """
     listed = manifest["parts"]
     source = listed["extractor"]["features"]
     if source != "callable" and features is not None:
@@ -92,11 +97,14 @@ def assemble(
     networks, twins = {}, {}
     for name, entry in listed["networks"].items():
         given, file = classifier if entry is protected(manifest) else None, root / f"{name}.safetensors"
-        if entry["spec"]:
+        if entry["kind"] in NETWORKS:
             tensors = read(file)
             twins[name] = _twin(file, entry, tensors)
-        stored = entry["spec"] and given is None
-        networks[name] = _built(file, entry, tensors) if stored else _given(root, name, entry, given)
+        if given is None and entry["kind"] == "factory":
+            networks[name] = _made(file, entry, read(file), allow)
+        else:
+            stored = entry["spec"] and given is None
+            networks[name] = _built(file, entry, tensors) if stored else _given(root, name, entry, given)
     with refusing(root / MANIFEST):
         parts = _joined(manifest, config, detector, networks, source)
         if not callable(source):  # which may be anywhere, on any device
@@ -158,6 +166,17 @@ def _built(file: Path, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     network.load_state_dict(tensors)
     network = channels_last(network).requires_grad_(False)
     if entry["fingerprint"] not in (None, fingerprint(network)):
+        raise BundleError(f"{file}: other weights than those that the manifest has the fingerprint of")
+    return network
+
+
+def _made(file: Path, entry: Mapping[str, Any], tensors: Mapping[str, Tensor], allow: Iterable[str]) -> nn.Module:
+    """A network that somebody's code makes, with the weights of the bundle."""
+    with refusing(file):
+        network = from_origin(entry["spec"], allow)
+        network.load_state_dict(tensors)
+    network = channels_last(network).eval().requires_grad_(False)
+    if entry["fingerprint"] != fingerprint(network):
         raise BundleError(f"{file}: other weights than those that the manifest has the fingerprint of")
     return network
 

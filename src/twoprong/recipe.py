@@ -1,10 +1,11 @@
 """`fit`: from a classifier and clean images to a Defense, step by step."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -13,28 +14,32 @@ from torch.utils.data import DataLoader, Dataset
 
 from twoprong.attacks.craft import craft
 from twoprong.checkpoint import Checkpoint
+from twoprong.checks import check_accuracy, check_classifier, check_held_out, overlap
 from twoprong.choices import check_choice
 from twoprong.config import FitConfig, as_config
 from twoprong.data.images import ImageLike
-from twoprong.data.splits import split
+from twoprong.data.splits import Splits, split
 from twoprong.data.tensors import Labelled, as_labelled
 from twoprong.defense import Defense
 from twoprong.detect.detector import Detector
 from twoprong.detect.fit import fit_kernel
 from twoprong.detect.kernel import DeepKernel, Sample
-from twoprong.errors import InputError
+from twoprong.fitted import measure_fit
 from twoprong.models.dunet import DUNet
 from twoprong.models.fast import fast
 from twoprong.models.features import Features, FeatureSource
 from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision, compiler_for
 from twoprong.models.train import train_classifier
+from twoprong.models.zoo import ModelSpec
 from twoprong.progress import Progress, showing, silent
 from twoprong.purify.train import train_denoiser
 from twoprong.routes import Denoised, Direct
 from twoprong.storage import fingerprint
 
 CHECKPOINTS = "checkpoints"  # the sub-directory of the working directory that is ours to delete
+
+log = logging.getLogger("twoprong")
 
 Images = ImageLike | Labelled | Dataset[Any] | DataLoader[Any]
 Labels = Tensor | np.ndarray | Sequence[int]
@@ -47,18 +52,26 @@ def fit(
     config: FitConfig | Mapping[str, Any] | str | PathLike[str] | None = None,
     *,
     features: FeatureSource | Features = None,
-    held_out: Labelled | Dataset[Any] | DataLoader[Any] | None = None,
+    held_out: Labelled | Dataset[Any] | DataLoader[Any] | Literal["none"] | None = None,
+    test: Labelled | Dataset[Any] | DataLoader[Any] | None = None,
+    classes: Sequence[str] | None = None,
+    force: bool = False,
     work: str | PathLike[str] | None = None,
     resume: bool = False,
     progress: Progress | bool | None = None,
     precision: Precision = "fp32",
+    measure: bool = True,
 ) -> Defense:
     """Put the two-pronged defence around a trained classifier.
 
     `classifier` maps images in [0,1] to logits (normalisation inside). `images` are clean: tensors, arrays or lists (as a
     Defense takes them) with `labels`, or a Dataset or DataLoader of (image, label). Reference and calibration images should
     be unseen by the classifier, or fresh images will look different from them: give such images as `held_out` where
-    `images` are its training set. `config` may also be a dict of settings or the path of a TOML file.
+    `images` are its training set, or "none" where it has learned none of them. `classes` are the names of its outputs, in
+    order. A classifier that does no better than chance, or is nearly always wrong on some class, is refused unless `force`
+    is set. `config` may also be a dict of settings or the path of a TOML file.
+    At the end `about["measured"]` says what was bought, on `test` (images that nobody has learned), or else on the
+    calibration images; `measure=False` leaves it out.
     `features` overrides config.detector.features; it may be a callable, or another network's extractor (`Features(net)`).
     With `work`, crafted examples and checkpoints go to that directory and `resume=True` continues a killed run to the same
     result. The classifier keeps its weights and is in eval mode afterwards. With `precision="bf16"` crafting and the
@@ -72,13 +85,9 @@ def fit(
         seen = Features(classifier, lambda images: extract(images)[1])
     data = as_labelled(images, labels)
     with showing(progress) as listen, evaluating(classifier), evaluating(extract):
-        _check_classifier(seen, data)
-        unseen = None if held_out is None else as_labelled(held_out)
-        if unseen is not None and unseen.images.shape[1:] != data.images.shape[1:]:
-            raise InputError(
-                f"held_out: expected images of {tuple(data.images.shape[1:])}, like the others, "
-                f"got {tuple(unseen.images.shape[1:])}"
-            )
+        check_classifier(seen, data, classes)
+        unseen = _held_out(held_out, data, classifier, force)
+        check_accuracy(seen, data, classes, force)
         parts = split(data, config.splits, config.seed, unseen)
         folder = None if work is None else Path(work)
 
@@ -111,14 +120,24 @@ def fit(
         detector = Detector(kernel, sample(extract, parts.reference.images), config.detector.permutations)
         detector.calibrate(sample(extract, parts.calibration.images), config.detector, config.seed, listen)
 
-    sizes = {name: len(part) for name, part in vars(parts).items()}
-    about: dict[str, Any] = {
-        "fitted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "precision": precision,
-        "split_sizes": sizes,
-        "split_hashes": parts.hashes(),
-    }
-    return paper_defense(classifier, extract, detector, denoiser, config, about)
+        about: dict[str, Any] = {
+            "fitted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "precision": precision,
+            "split_sizes": {name: len(part) for name, part in vars(parts).items()},
+            "split_hashes": parts.hashes(),
+        }
+        if classes is not None:
+            about["classes"] = list(classes)
+        defense = paper_defense(classifier, extract, detector, denoiser, config, about)
+        if measure:
+            part, images_are = _unlearned(test, data, parts)
+
+            def attack(some: Labelled) -> Tensor:
+                return craft(quick.classifier, some, config.attack, folder, listen, "craft to measure")
+
+            if (fitted := measure_fit(defense, part, images_are, attack, config.seed)) is not None:
+                defense.about |= {"measured": fitted.facts(), "measured_values": fitted.as_dict()}
+    return defense.eval()
 
 
 def paper_defense(
@@ -161,25 +180,29 @@ def sample(extract: Features, images: Tensor, size: int = 500) -> Sample:
     return Sample(images, torch.cat([extract(chunk)[1] for chunk in images.split(size)]))
 
 
+def _held_out(held_out: Any, data: Labelled, classifier: nn.Module, force: bool) -> Labelled | None:
+    """The held-out images, checked. Who gives none for a classifier that we did not train hears what that may mean."""
+    if held_out is None and not isinstance(getattr(classifier, "spec", None), ModelSpec):
+        log.warning(
+            "held_out: none given; if the classifier has learned these images, new batches will look adversarial: "
+            'pass held_out=..., images that it has not learned, or held_out="none" if it has learned none of them'
+        )
+    if held_out is None or isinstance(held_out, str):
+        return None
+    unseen = as_labelled(held_out)
+    check_held_out(data, unseen, force)
+    return unseen
+
+
+def _unlearned(test: Any, data: Labelled, parts: Splits) -> tuple[Labelled, str]:
+    """What the finished defence is measured on, and what to call it."""
+    if test is None:
+        return parts.calibration, "calibration images, which the thresholds were set on: false alarms are optimistic"
+    part = as_labelled(test)
+    if copies := overlap(part, data):
+        log.warning("test: %d of %d images are among the images to learn from, too", copies, len(part))
+    return part, "test images"
+
+
 def _extractor(classifier: nn.Module, features: FeatureSource | Features) -> Features:
     return features if isinstance(features, Features) else Features(classifier, features)
-
-
-@torch.no_grad()
-def _check_classifier(extract: Features, data: Labelled) -> None:
-    """Two images through the classifier, so that a wrong shape or a wrong number of classes is said before hours of work."""
-    try:
-        logits, _ = extract(data.images[:2])
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        if isinstance(error, InputError):
-            raise
-        shape = tuple(data.images.shape[1:])
-        raise InputError(
-            f"classifier: cannot take images of (channels, height, width) = {shape}: {str(error).splitlines()[0]}"
-        ) from error
-    if logits.ndim != 2 or len(logits) != min(2, len(data)):
-        raise InputError(f"classifier: expected logits (images, classes), got shape {tuple(logits.shape)}")
-    if int(data.labels.max()) >= logits.shape[1]:
-        raise InputError(
-            f"labels: expected 0 to {logits.shape[1] - 1}, the classifier's classes, got {int(data.labels.max())}"
-        )

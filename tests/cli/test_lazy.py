@@ -47,11 +47,21 @@ def test_the_function_of_a_command_takes_its_arguments_as_one_object(name):
     assert only.annotation is COMMANDS[name]
 
 
-def test_an_interrupted_command_says_how_to_go_on(monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("evaluate", "my bundle", "--images", "5"), "continue with: twoprong evaluate 'my bundle' --images 5 --resume"),
+        (("evaluate", "b", "--resume"), "continue with: twoprong evaluate b --resume"),
+        (("inspect", "cifar10-small"), "interrupted; nothing was kept"),
+    ],
+)
+def test_an_interrupted_command_says_how_to_go_on(monkeypatch, arguments, said):
     def interrupt(given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("twoprong.cli.inspect"), "inspect", interrupt)
-    found = CliRunner().invoke(app, ["inspect", "cifar10-small"])
+    monkeypatch.setattr(import_module(f"twoprong.cli.{arguments[0]}"), arguments[0], interrupt)
+    monkeypatch.setattr(sys, "argv", ["anything", *arguments])
+    found = CliRunner().invoke(app, list(arguments))
     assert found.exit_code == 130
-    assert "go on with --resume" in found.stderr
+    assert said in found.stderr
+    assert found.stderr.count("--resume") == said.count("--resume")

@@ -41,7 +41,7 @@ def rounded(data, tmp_path_factory):
     for tensor in model.state_dict().values():
         tensor.copy_(tensor.half() if tensor.is_floating_point() else tensor)
     path = tmp_path_factory.mktemp("ship") / "bundle"
-    tp.fit(model, data.train, config=parse_config(TINY)).save(path)
+    tp.fit(model, data.train, config=parse_config(TINY), force=True).save(path)
     return path
 
 

@@ -17,10 +17,10 @@ from twoprong.attacks import ATTACKS, Attack, Partial
 from twoprong.attacks.base import Model
 from twoprong.bundle import read_manifest
 from twoprong.cli.arguments.attack import AttackArguments
-from twoprong.cli.classifier import get_defense, get_trained
+from twoprong.cli.classifier import Normalisation, get_defense, get_trained
 from twoprong.cli.device import choose, resolve
 from twoprong.cli.output import out, print_json, progress_bars
-from twoprong.cli.source import get_data, say_fewer
+from twoprong.cli.source import class_names, get_data, say_fewer
 from twoprong.config import as_number, toml_value
 from twoprong.data.tensors import ImageData
 from twoprong.defense import Defense
@@ -37,7 +37,8 @@ def attack(given: AttackArguments) -> None:
     chosen = make_attack(given.name, *_budget(given), given.assignments or [], given.slots)
     where = choose(given.device)
     inner = resolve(given.precision, where)
-    source = get_data(given.data, given.bundle, given.data_root, given.image_size).to(where)
+    classes = class_names(given.classes)
+    source = get_data(given.data, given.bundle, given.data_root, given.image_size, classes, given.split).to(where)
     model = _target(given, source, where)
     say_fewer(given.images, source)
     part = source.test[: given.images]
@@ -128,11 +129,15 @@ def number(option: str, text: str) -> float:
 
 
 def _target(given: AttackArguments, source: ImageData, where: torch.device) -> Model:
-    classifier = get_trained(given.classifier, given.weights, source).to(where) if given.classifier is not None else None
+    classifier = None
+    if given.classifier is not None:  # a bundle knows the weights that it was fitted around
+        inside = given.weights_inside or (given.bundle is not None and ":" in given.classifier)
+        normalisation = Normalisation(given.mean, given.std)
+        classifier = get_trained(given.classifier, given.weights, source, inside, normalisation).to(where)
     if given.bundle is None:
         assert classifier is not None
         return classifier
-    defense = get_defense(given.bundle, classifier, source)
+    defense = get_defense(given.bundle, classifier, source, given.allow or ())
     return defense.classifier if given.bare else defense
 
 

@@ -13,10 +13,10 @@ from twoprong.bundle import read_manifest
 from twoprong.card import protected
 from twoprong.cli.arguments.evaluate import EvaluateArguments
 from twoprong.cli.attack import number
-from twoprong.cli.classifier import Training, get_classifier, get_defense, get_trained
+from twoprong.cli.classifier import Normalisation, Training, get_classifier, get_defense, get_trained
 from twoprong.cli.device import choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
-from twoprong.cli.source import get_data, say_fewer
+from twoprong.cli.source import class_names, get_data, say_fewer
 from twoprong.config import PRESETS, FitConfig
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
@@ -45,13 +45,18 @@ def evaluate(given: EvaluateArguments) -> None:
     budget = None if given.eps is None else number("--eps", given.eps)
     where = choose(given.device)
     inner = resolve(given.precision, where)
-    source = get_data(given.data, given.bundle, given.data_root, given.image_size).to(where)
+    classes = class_names(given.classes)
+    source = get_data(given.data, given.bundle, given.data_root, given.image_size, classes, given.split).to(where)
     say_fewer(given.images, source)
-    classifier = get_trained(given.classifier, given.weights, source) if given.classifier is not None else None
-    defense = get_defense(given.bundle, classifier, source)
+    classifier = None
+    if given.classifier is not None:  # the bundle knows the weights that it was fitted around
+        normalisation = Normalisation(given.mean, given.std)
+        classifier = get_trained(given.classifier, given.weights, source, ":" in given.classifier, normalisation)
+    allow = given.allow or ()
+    defense = get_defense(given.bundle, classifier, source, allow)
     second = None
     if given.against is not None:
-        second = get_defense(given.against, classifier if _needs(given.against) else None, source)
+        second = get_defense(given.against, classifier if _needs(given.against) else None, source, allow)
     with progress_bars() as progress:
         options = EvaluateOptions(
             train=source.train if len(source.train) else None,
@@ -93,7 +98,7 @@ def _surrogate(
     if name is None:
         return None
     if weights is not None or ":" in name:
-        return get_trained(name, weights, source)
+        return get_trained(name, weights, source, given.weights_inside)
     config = PRESETS.get(given.data or "", FitConfig()).model_copy(update={"seed": given.seed + 1_000_003})
     return get_classifier(name, None, source, Training(config, given.directory / "surrogate", True, progress, precision))
 

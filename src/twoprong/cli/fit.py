@@ -1,37 +1,42 @@
 """`twoprong fit`."""
 
+import shlex
 import shutil
+import sys
 from pathlib import Path
+from typing import Any, Literal
 
+import torch
 from rich.markup import escape
+from rich.table import Table
 
 from twoprong.bundle import check_target
 from twoprong.cli.arguments.fit import FitArguments
-from twoprong.cli.classifier import Training, get_classifier
+from twoprong.cli.classifier import Normalisation, Training, get_classifier, trained_here
 from twoprong.cli.device import choose, resolve
 from twoprong.cli.finished import is_finished
 from twoprong.cli.output import err, out, print_json, progress_bars
+from twoprong.cli.source import class_names
 from twoprong.config import PRESETS, load_config
-from twoprong.data.sources import load_data
-from twoprong.measure import Scores, score
+from twoprong.data.sources import has_own_test, load_data, part_folder
+from twoprong.data.tensors import Labelled
+from twoprong.errors import InputError
 from twoprong.models.train import accuracy
 from twoprong.recipe import CHECKPOINTS
 from twoprong.recipe import fit as fit_defense
-from twoprong.seeds import generator
 
 
 def fit(given: FitArguments) -> None:
-    """Load, train, fit, measure on the test images, write."""
+    """Load, train, fit, measure, write."""
     check_target(given.bundle, given.overwrite or given.resume)
     settings = load_config(given.config, given.assignments or (), base=PRESETS.get(given.data))
     where = choose(given.device)
     inner = resolve(given.precision, where)
-    images = load_data(given.data, given.data_root, given.image_size, given.strict).to(where)
-    unseen = None
-    if given.held_out is not None:
-        unseen = load_data(str(given.held_out), None, given.image_size, given.strict).everything().to(where)
+    names = class_names(given.classes)
+    images = load_data(given.data, given.data_root, given.image_size, given.strict, names).to(where)
     folder = given.work or given.bundle.with_name(f"{given.bundle.name}.work")
-    if is_finished(given, settings, images, unseen, inner):
+    unseen = _held_out(given, images.classes, where)
+    if is_finished(given, settings, images, None if unseen == "none" else unseen, inner):
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         _say_finished(given.bundle, given.as_json)
         return
@@ -41,33 +46,30 @@ def fit(given: FitArguments) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with progress_bars() as progress:
         training = Training(settings, folder, given.resume, progress, inner)
-        model = get_classifier(given.classifier, given.weights, images, training)
+        normalisation = Normalisation(given.mean, given.std)
+        model = get_classifier(given.classifier, given.weights, images, training, given.weights_inside, normalisation)
+        test = images.test if _is_unlearned(given) else None
+        kind = "clean test images" if test is not None else f"images of {given.data} that it may have learned"
         bare = accuracy(model, images.test)
-        err.print(f"{given.classifier}: {bare:.2%} of {len(images.test):,} clean test images", highlight=False)
+        err.print(f"{given.classifier}: {bare:.2%} of {len(images.test):,} {kind}", highlight=False)
         defense = fit_defense(
             model,
             images.train,
             config=settings,
             held_out=unseen,
+            test=test,
+            classes=images.classes,
+            force=given.force,
             work=folder,
             resume=given.resume,
             progress=progress,
             precision=inner,
         )
-    defense.about |= {"classes": list(images.classes), "data": images.name}
-    sizes = defense.detector.batch_sizes
-    size = max(sizes[0], min(100, sizes[-1], len(images.test)))
-    clean = None
-    if len(images.test) >= size:
-        clean = score(defense, images.test, size, 1, generator(settings.seed, "fit summary", device=where))
-        defense.about["measured"] = {
-            f"clean accuracy of the bare classifier on {len(images.test):,} test images": f"{bare:.2%}",
-            f"clean accuracy defended, {clean.batches} test batches of {size}": f"{clean.defended:.2%}",
-            "false alarms among these batches": f"{clean.flagged:.1%}",
-        }
+    command = {"command": shlex.join(["twoprong", *sys.argv[1:]])}
+    defense.about |= {"data": images.name, "measured": defense.about.get("measured", {}) | command}
     defense.save(given.bundle, given.overwrite)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-    _report(given.bundle, folder, bare, clean, given.as_json)
+    _report(given.bundle, folder, bare, defense.about, given.as_json)
 
 
 def _say_finished(bundle: Path, as_json: bool) -> None:
@@ -78,17 +80,41 @@ def _say_finished(bundle: Path, as_json: bool) -> None:
         out.print(f"[bold]{escape(str(bundle))}[/bold]: {said}", highlight=False)
 
 
-def _report(bundle: Path, folder: Path, bare: float, clean: Scores | None, as_json: bool) -> None:
+def _held_out(given: FitArguments, classes: tuple[str, ...], where: torch.device) -> Labelled | Literal["none"] | None:
+    """The images of --held-out. Raises InputError where a classifier that was trained elsewhere comes without the choice."""
+    choice = given.held_out
+    if choice is None:
+        if trained_here(given.classifier, given.weights):
+            return None
+        raise InputError(
+            f"--held-out: expected a choice, because {given.classifier} was trained elsewhere. Which images has it not "
+            "learned? DIRECTORY: these, sorted like --data; val: those in the sub-directory val/ of --data; none: it has "
+            "learned no image of --data"
+        )
+    if choice == "none":
+        return "none"
+    place = str(part_folder(given.data, "val")) if choice == "val" else choice
+    return load_data(place, None, given.image_size, given.strict, classes).everything().to(where)
+
+
+def _is_unlearned(given: FitArguments) -> bool:
+    """Whether the classifier has learned none of the test part, as far as anybody has said."""
+    own = has_own_test(given.data)
+    if given.held_out == "val":
+        return own  # without test/, val/ stands in for it, and is taken already
+    return own or given.held_out == "none" or trained_here(given.classifier, given.weights)
+
+
+def _report(bundle: Path, folder: Path, bare: float, about: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        measured = {"clean_defended": clean.defended, "false_alarm_rate": clean.flagged} if clean else {}
-        print_json({"bundle": str(bundle), "clean_bare": bare, **measured})
+        print_json({"bundle": str(bundle), "clean_bare": bare, **about.get("measured_values", {})})
         return
-    defended = (
-        f", {clean.defended:.2%} defended, {clean.flagged:.1%} false alarms" if clean else " (too few to test a batch)"
-    )
+    table = Table(show_header=False, title=f"{escape(str(bundle))}: what was bought")
+    for name, value in about["measured"].items():
+        table.add_row(escape(name), escape(value))
+    out.print(table)
     kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     out.print(
-        f"[bold]{escape(str(bundle))}[/bold]: clean accuracy {bare:.2%} bare{defended}\n"
         f"Look inside: twoprong inspect {escape(str(bundle))}\n"
         f"Crafted examples ({kept / 1e6:.1f} MB) stay in {escape(str(folder))} for the next run; delete them freely.",
         highlight=False,

@@ -1,5 +1,7 @@
 """A command from the class of its arguments; the module that does the work, and torch with it, is loaded on the call."""
 
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from importlib import import_module
@@ -18,7 +20,9 @@ def command(name: str, arguments: type[Any]) -> Callable[..., None]:
         try:
             getattr(import_module(f"twoprong.cli.{name}"), name)(arguments(**given))
         except KeyboardInterrupt:  # typer would end without a word
-            err.print("interrupted; fit, evaluate and reproduce go on with --resume")
+            again = shlex.join(["twoprong", *sys.argv[1:], *(["--resume"] if "--resume" not in sys.argv else [])])
+            said = f"continue with: {again}" if hasattr(arguments, "resume") else "nothing was kept"
+            err.print(f"interrupted; {said}", highlight=False, markup=False, soft_wrap=True)
             raise typer.Exit(130) from None
 
     call.__name__, call.__doc__ = name, arguments.__doc__

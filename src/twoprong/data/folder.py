@@ -15,6 +15,7 @@ from twoprong.seeds import generator
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 HELD_OUT = 5
+PARTS = ("train", "test", "val")  # sub-folders that are no classes, where they hold folders themselves
 
 log = logging.getLogger("twoprong")
 
@@ -22,9 +23,10 @@ log = logging.getLogger("twoprong")
 def load_folder(root: Path, image_size: int | None, strict: bool) -> ImageData:
     """The pictures under `root` as tensors, classes sorted by name.
 
-    With `train` and `test` sub-folders (of the same classes) those are the two parts; otherwise a fifth of each class,
-    always the same, is held out as test. Grayscale if every picture is, else RGB (transparency shown on white).
-    `image_size` resizes the shorter side and crops the centre; without it all pictures must have one size.
+    With `train` and `test` sub-folders (of the same classes) those are the two parts, `val` in the place of a `test` that
+    is not there; otherwise a fifth of each class, always the same, is held out as test.
+    Grayscale if every picture is, else RGB (transparency shown on white). `image_size` resizes the shorter side and crops
+    the centre; without it all pictures must have one size.
 
     Pictures that cannot be read are named in a warning and left out, or, if `strict`, raise DataError. So do fewer than
     two classes, a class without pictures and differing sizes.
@@ -57,9 +59,10 @@ def load_folder(root: Path, image_size: int | None, strict: bool) -> ImageData:
 
 
 def _parts(root: Path) -> tuple[Path, ...]:
-    """(train, test) if both are there and hold folders (otherwise they are classes with those names), or (root,)."""
-    parts = (root / "train", root / "test")
-    return parts if all(part.is_dir() and _folders(part) for part in parts) else (root,)
+    """(train, test) or (train, val) where both hold folders (otherwise they are classes with those names), or (root,)."""
+    train, test, val = (root / name if (root / name).is_dir() and _folders(root / name) else None for name in PARTS)
+    second = test or val
+    return (train, second) if train is not None and second is not None else (root,)
 
 
 def _classes(parts: tuple[Path, ...]) -> tuple[str, ...]:

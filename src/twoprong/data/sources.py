@@ -1,6 +1,6 @@
 """Where images come from: a named data set, or a folder with one sub-folder per class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -50,13 +50,62 @@ SOURCES: dict[str, Callable[[Path | None], ImageData]] = {
 }
 
 
-def load_data(source: str, root: Path | None = None, image_size: int | None = None, strict: bool = False) -> ImageData:
+def load_data(
+    source: str,
+    root: Path | None = None,
+    image_size: int | None = None,
+    strict: bool = False,
+    classes: Sequence[str] | None = None,
+) -> ImageData:
     """The data set called `source`, or the folder of that path (a folder named like a source: write './digits').
 
     `root` is for named sources that live on disk; `image_size` and `strict` are for folders, whose pictures come in an
-    order that does not depend on their classes. Raises DataError for what cannot be found or read, InputError for an
-    argument that the source has no use for.
+    order that does not depend on their classes. With `classes`, the names in a classifier's order, labels follow that order
+    instead of the alphabet's. Raises DataError for what cannot be found or read, InputError for an argument that the source
+    has no use for, or a class that is not among `classes`.
     """
+    data = _load(source, root, image_size, strict)
+    return data if classes is None else arrange(data, classes)
+
+
+def arrange(data: ImageData, classes: Sequence[str]) -> ImageData:
+    """The same images with labels in the order of `classes`, which may have more names than the data have."""
+    repeated = sorted({name for name in classes if list(classes).count(name) > 1})
+    if repeated:
+        raise InputError(f"classes: expected every name once, got {', '.join(repeated)} more than once")
+    strange = [name for name in data.classes if name not in classes]
+    if strange:
+        raise InputError(
+            f"classes: {data.name} has {', '.join(strange)}, which {'is' if len(strange) == 1 else 'are'} not among "
+            f"{', '.join(classes)}; --classes lists every class, in the order of the classifier's outputs, as the folders "
+            "are named"
+        )
+    places = torch.tensor([list(classes).index(name) for name in data.classes])
+
+    def moved(part: Labelled) -> Labelled:
+        return Labelled(part.images, places.to(part.labels.device)[part.labels])
+
+    return ImageData(data.name, moved(data.train), moved(data.test), tuple(classes))
+
+
+def part_folder(source: str, part: str) -> Path:
+    """The sub-folder `part` (train, val, test) of a folder of pictures. Raises DataError where there is none."""
+    folder = Path(source).expanduser() / part
+    if source in SOURCES or not folder.is_dir():
+        raise DataError(
+            f"{source}: expected a sub-folder {part}/ with one folder per class in it, there is none; "
+            f"make {folder}, or name a directory"
+        )
+    return folder
+
+
+def has_own_test(source: str) -> bool:
+    """Whether the test images are a part that the source has by itself, not a fifth that we took out of a folder."""
+    folder = Path(source).expanduser()
+    return source in SOURCES or all((folder / part).is_dir() for part in ("train", "test"))
+
+
+def _load(source: str, root: Path | None, image_size: int | None, strict: bool) -> ImageData:
     if source in SOURCES:
         if image_size is not None:
             raise InputError(

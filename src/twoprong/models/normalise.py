@@ -1,5 +1,7 @@
 """Normalisation as the first layer of every classifier, so that callers and attacks work on images in [0, 1]."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -10,10 +12,10 @@ class Normalise(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, channels: int, mean: float = 0.5, std: float = 0.25) -> None:
+    def __init__(self, channels: int, mean: float | Sequence[float] = 0.5, std: float | Sequence[float] = 0.25) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.full((channels, 1, 1), mean))
-        self.register_buffer("std", torch.full((channels, 1, 1), std))
+        for name, value in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(value).float().view(-1, 1, 1).expand(channels, 1, 1).clone())
 
     def forward(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std

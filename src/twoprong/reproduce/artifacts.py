@@ -225,6 +225,8 @@ class Artifacts:
             resume=True,
             progress=self.progress,
             precision=self.precision,
+            force=self.trained is None,  # trained here, for as long as the scale allows
+            measure=False,
         )
         if device.type == "cuda":
             torch.cuda.synchronize(device)

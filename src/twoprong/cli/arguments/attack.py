@@ -7,17 +7,25 @@ from typing import Annotated
 import typer
 
 from twoprong.cli.arguments.shared import (
+    OTHERS,
+    Allow,
     BundleData,
+    Classes,
     DataRoot,
     Device,
     ImageSize,
     InPrecision,
+    Mean,
     Norm,
+    OfWhich,
     OnDevice,
     Precision,
     Seed,
+    Split,
+    Std,
     SummaryAsJson,
     Weights,
+    WeightsInside,
 )
 from twoprong.names import ATTACKS
 
@@ -31,8 +39,14 @@ class AttackArguments:
         Path | None, typer.Argument(help="The bundle to attack, its directory or its name; or give --classifier.")
     ] = None
     data: BundleData = None
-    classifier: Annotated[str | None, typer.Option(help="A classifier: NAME with --weights, or MODULE:FACTORY.")] = None
+    split: OfWhich = Split.test
+    classes: Classes = None
+    classifier: Annotated[str | None, typer.Option(help=f"A classifier: NAME with --weights, or {OTHERS}.")] = None
     weights: Weights = None
+    weights_inside: WeightsInside = False
+    mean: Mean = None
+    std: Std = None
+    allow: Allow = None
     bare: Annotated[bool, typer.Option("--bare", help="Attack the bundle's classifier alone.")] = False
     eps: Annotated[
         str | None, typer.Option(help="The budget, such as 8/255 or 0.5.", show_default="the bundle's, or 8/255")

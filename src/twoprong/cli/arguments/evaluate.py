@@ -7,18 +7,26 @@ from typing import Annotated
 import typer
 
 from twoprong.cli.arguments.shared import (
+    OTHERS,
+    Allow,
     BundleData,
+    Classes,
     DataRoot,
     Device,
     ImageSize,
     InPrecision,
+    Mean,
     Norm,
+    OfWhich,
     OnDevice,
     Precision,
     ResultsAsJson,
     Resume,
     Seed,
+    Split,
+    Std,
     Weights,
+    WeightsInside,
 )
 from twoprong.names import PROTOCOLS
 
@@ -29,6 +37,8 @@ class EvaluateArguments:
 
     bundle: Annotated[Path, typer.Argument(help="The bundle to evaluate: its directory, or its name.")]
     data: BundleData = None
+    split: OfWhich = Split.test
+    classes: Classes = None
     protocol: Annotated[
         str, typer.Option(help=f"{', '.join(PROTOCOLS)}: minutes, the paper's attacks, or everything we know.")
     ] = "quick"
@@ -45,10 +55,12 @@ class EvaluateArguments:
     ] = None
     norm: Norm = None
     against: Annotated[Path | None, typer.Option(help="A second bundle, evaluated beside the first.")] = None
-    classifier: Annotated[
-        str | None, typer.Option(help="The classifier, where it is not in the bundle: MODULE:FACTORY.")
-    ] = None
+    classifier: Annotated[str | None, typer.Option(help=f"The classifier, where it is not in the bundle: {OTHERS}.")] = None
     weights: Weights = None
+    weights_inside: WeightsInside = False
+    mean: Mean = None
+    std: Std = None
+    allow: Allow = None
     surrogate: Annotated[
         str | None, typer.Option(help="Whose attacks are transferred: a NAME (trained here), or MODULE:FACTORY.")
     ] = None

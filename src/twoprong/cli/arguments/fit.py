@@ -7,15 +7,19 @@ from typing import Annotated
 import typer
 
 from twoprong.cli.arguments.shared import (
+    OTHERS,
+    Classes,
     DataRoot,
     Device,
-    HeldOut,
     ImageSize,
     InPrecision,
+    Mean,
     OnDevice,
     Precision,
     Resume,
+    Std,
     SummaryAsJson,
+    WeightsInside,
     WeightsOrTraining,
 )
 from twoprong.names import CLASSIFIERS
@@ -25,16 +29,29 @@ from twoprong.names import CLASSIFIERS
 class FitArguments:
     """Put the defence around a classifier and write it as a bundle.
 
-    Without weights a named classifier is trained first, on images that reference and calibration are not taken from. For a
-    classifier that was trained elsewhere on --data, give --held-out images, or clean batches may look unlike the reference.
+    Without weights one of our classifiers is trained first, on images that reference and calibration are not taken from. For
+    a classifier that was trained elsewhere, --held-out says which images it has not learned, and --classes what its outputs
+    mean. A directory may have sub-directories train/, val/ and test/, each with one sub-directory per class.
     """
 
     data: Annotated[str, typer.Option(help="digits, cifar10, or a directory with one sub-directory per class.")]
     bundle: Annotated[Path, typer.Option("--out", help="The bundle to write.")]
-    classifier: Annotated[str, typer.Option(help=f"{', '.join(CLASSIFIERS)}, wrn-28-10, or MODULE:FACTORY.")]
+    classifier: Annotated[str, typer.Option(help=f"{', '.join(CLASSIFIERS)}, wrn-28-10; or {OTHERS}.")]
     weights: WeightsOrTraining = None
+    weights_inside: WeightsInside = False
+    classes: Classes = None
+    mean: Mean = None
+    std: Std = None
     data_root: DataRoot = None
-    held_out: HeldOut = None
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIRECTORY|val|none",
+            help="Images that the classifier was not trained on, for reference and calibration: a directory like --data; "
+            "val, the sub-directory of --data; or none, where it has learned no image of --data. A classifier that is not "
+            "trained here needs the choice: if it has learned the reference, every new batch looks adversarial.",
+        ),
+    ] = None
     image_size: ImageSize = None
     strict: Annotated[bool, typer.Option(help="Refuse a directory with an unreadable image, instead of skipping it.")] = (
         False
@@ -47,6 +64,9 @@ class FitArguments:
         Path | None, typer.Option(help="Where crafted examples and checkpoints go.", show_default="OUT.work")
     ] = None
     resume: Resume = False
+    force: Annotated[
+        bool, typer.Option("--force", help="Go on with a classifier near chance, or held-out images that are not held out.")
+    ] = False
     overwrite: Annotated[bool, typer.Option(help="Replace a bundle that is already there.")] = False
     device: OnDevice = Device.auto
     precision: InPrecision = Precision.auto

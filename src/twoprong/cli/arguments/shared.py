@@ -17,6 +17,13 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Split(StrEnum):
+    test = "test"
+    val = "val"
+    train = "train"
+    all = "all"
+
+
 class Precision(StrEnum):
     auto = "auto"
     fp32 = "fp32"
@@ -33,9 +40,37 @@ HeldOut = Annotated[
     Path | None, typer.Option(help="A directory like --data of images that the classifier was not trained on.")
 ]
 
-Weights = Annotated[Path | None, typer.Option(help="The classifier's weights, a .safetensors file.")]
+OfWhich = Annotated[
+    Split,
+    typer.Option(
+        help="Which images of --data: its test part (test/ of a directory, else a fifth of it), val/, the training part, or "
+        "all, for a directory of which nothing was learned."
+    ),
+]
+Classes = Annotated[
+    str | None,
+    typer.Option(
+        help="The classes in the order of the classifier's outputs, named as the sub-directories of --data: a,b,c or a file "
+        "with one name per line.",
+        show_default="the sub-directories by the alphabet; a bundle's own",
+    ),
+]
+
+OTHERS = "MODULE:FACTORY, torchvision:NAME, timm:NAME or hf:DIRECTORY"
+Weights = Annotated[Path | None, typer.Option(help="The classifier's weights, a .safetensors or .pt file.")]
 WeightsOrTraining = Annotated[
-    Path | None, typer.Option(help="The classifier's weights, a .safetensors file; else it is trained.")
+    Path | None, typer.Option(help="The classifier's weights, a .safetensors or .pt file; else one of ours is trained.")
+]
+WeightsInside = Annotated[
+    bool, typer.Option("--weights-inside", help="MODULE:FACTORY returns a network that is trained; no --weights needed.")
+]
+Mean = Annotated[
+    str | None, typer.Option(help="What the classifier subtracts from each channel, such as 0.485,0.456,0.406; with --std.")
+]
+Std = Annotated[str | None, typer.Option(help="What it divides each channel by, such as 0.229,0.224,0.225; with --mean.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(help="A module whose factory the bundle may run to make its classifier; may be repeated."),
 ]
 Norm = Annotated[str | None, typer.Option(help="linf or l2.", show_default="the bundle's")]
 Resume = Annotated[bool, typer.Option(help="Continue a run that was stopped.")]

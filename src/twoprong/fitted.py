@@ -1,0 +1,135 @@
+"""What a fit has bought: the finished defence on images it has not learned from, clean and attacked as in its settings."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoprong.data.tensors import Labelled
+from twoprong.defense import Defense
+from twoprong.measure import partition, wilson
+from twoprong.models.train import accuracy
+from twoprong.seeds import generator
+
+ATTACKED = 500  # at most: crafting takes time
+BATCHES = 10  # as many as few images give; an interval of a rate over one batch says nothing
+LARGEST = 100
+
+log = logging.getLogger("twoprong")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Counts and accuracies. `images` says what they were measured on; `batch_size` is that of all batches.
+
+    Of clean and of attacked batches: how many, how many were flagged; accuracy of the bare classifier, of the denoiser's
+    route for every batch, and of the defence, which chooses.
+    """
+
+    images: str
+    batch_size: int
+    clean_batches: int
+    false_alarms: int
+    clean_bare: float
+    clean_denoised: float
+    clean_defended: float
+    attacked_batches: int
+    found: int
+    attacked_bare: float
+    attacked_denoised: float
+    attacked_defended: float
+
+    @property
+    def harmful(self) -> bool:
+        """Whether attacked images are classified worse with the denoiser than without."""
+        return self.attacked_denoised < self.attacked_bare
+
+    def facts(self) -> dict[str, str]:
+        """The numbers in words, for the model card and `twoprong inspect`."""
+        clean, attacked = f"{self.clean_batches} clean", f"{self.attacked_batches} attacked"
+        each = f"batches of {self.batch_size}"
+        low, high = wilson(self.false_alarms, self.clean_batches)
+        least, most = wilson(self.found, self.attacked_batches)
+        facts = {
+            "measured on": self.images,
+            "clean accuracy bare, denoised, defended": _three(self.clean_bare, self.clean_denoised, self.clean_defended),
+            f"false alarms among {clean} {each}": f"{self.false_alarms / self.clean_batches:.1%} ({low:.1%} to {high:.1%})",
+            "accuracy under the attack of the settings (it does not know the defence), bare, denoised, defended": _three(
+                self.attacked_bare, self.attacked_denoised, self.attacked_defended
+            ),
+            f"found among {attacked} {each}": f"{self.found / self.attacked_batches:.1%} ({least:.1%} to {most:.1%})",
+        }
+        return facts | ({"warning": self.warning} if self.harmful else {})
+
+    @property
+    def warning(self) -> str:
+        return (
+            f"the denoiser does more harm than good: of attacked images {self.attacked_denoised:.1%} are classified "
+            f"correctly with it and {self.attacked_bare:.1%} without; train it longer (denoiser.epochs), on more images, "
+            "or with less noise (denoiser.sigma)"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        rates = {
+            "false_alarm_rate": self.false_alarms / self.clean_batches,
+            "found_rate": self.found / self.attacked_batches,
+        }
+        intervals = {
+            "false_alarm_interval": list(wilson(self.false_alarms, self.clean_batches)),
+            "found_interval": list(wilson(self.found, self.attacked_batches)),
+        }
+        return asdict(self) | rates | intervals | {"denoiser_harms": self.harmful}
+
+
+def measure_fit(
+    defense: Defense, part: Labelled, images: str, craft: Callable[[Labelled], Tensor], seed: int
+) -> Fitted | None:
+    """Measure on `part`, which `images` describes; None where it has too few for one batch. Warns of a harmful denoiser."""
+    sizes = defense.detector.batch_sizes
+    size = max(sizes[0], min(LARGEST, sizes[-1], len(part) // BATCHES))
+    if len(part) < size:
+        return None
+    attacked = part[: max(size, ATTACKED)]
+    attacked = Labelled(craft(attacked), attacked.labels)
+    draw = generator(seed, "fit summary", device=part.images.device)
+    clean_batches, false_alarms, clean_denoised, clean_defended = _through(defense, part, size, draw)
+    attacked_batches, found, denoised, defended = _through(defense, attacked, size, draw)
+    fitted = Fitted(
+        images=f"{len(part):,} {images}",
+        batch_size=size,
+        clean_batches=clean_batches,
+        false_alarms=false_alarms,
+        clean_bare=accuracy(defense.classifier, part),
+        clean_denoised=clean_denoised,
+        clean_defended=clean_defended,
+        attacked_batches=attacked_batches,
+        found=found,
+        attacked_bare=accuracy(defense.classifier, attacked),
+        attacked_denoised=denoised,
+        attacked_defended=defended,
+    )
+    if fitted.harmful:
+        log.warning(fitted.warning)
+    return fitted
+
+
+@torch.no_grad()
+def _through(defense: Defense, data: Labelled, size: int, draw: torch.Generator) -> tuple[int, int, float, float]:
+    """Batches, how many are flagged, accuracy with every batch on the flagged route, and as the defence decides."""
+    batches = partition(len(data), size, draw)
+    flagged = denoised = defended = 0
+    for batch in batches:
+        images, labels = data.images[batch], data.labels[batch]
+        decision = defense(images, draw)
+        flagged += decision.adversarial
+        defended += int((decision.labels == labels).sum())
+        denoised += int((defense.flagged.logits(images, 1, draw)[0].argmax(1) == labels).sum())
+    count = len(batches) * size
+    return len(batches), flagged, denoised / count, defended / count
+
+
+def _three(bare: float, denoised: float, defended: float) -> str:
+    return f"{bare:.2%}, {denoised:.2%}, {defended:.2%}"

@@ -1,0 +1,168 @@
+"""A classifier that is not ours and a folder whose names are not in its order: right numbers, or a refusal with the fix."""
+
+import json
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+import twoprong as tp
+from twoprong.cli import app
+from twoprong.errors import TwoprongError
+
+NAMES = ("zero", "one", "two", "three")  # the order of the net's outputs; by the alphabet it is one, three, two, zero
+FACTORY = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+"""
+FAST = (
+    "attack.eps=0.2", "attack.step=0.05", "kernel.epochs=5", "detector.permutations=50", "detector.max_batch_size=60",
+    "denoiser.width=0.1", "denoiser.epochs=2", "denoiser.batch_size=50", "denoiser.sigma=0.1",
+)  # fmt: skip
+
+
+def save(images, folder):
+    folder.mkdir(parents=True)
+    for number, image in enumerate(images):
+        Image.fromarray((image[0] * 255).byte().numpy()).save(folder / f"{number:03d}.png")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, digits):
+    """photos/{train,val,test}, nets.py with a factory, its trained weights as a .pt, and as a checkpoint of a training."""
+    root = tmp_path_factory.mktemp("own")
+    images, labels = digits.train.images, digits.train.labels
+    learned = []
+    for label, name in enumerate(NAMES):
+        mine = images[labels == label]
+        learned.append(mine[:70])
+        for part, chosen in {"train": mine[:70], "val": mine[70:110], "test": mine[110:]}.items():
+            save(chosen, root / "photos" / part / name)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    targets = torch.arange(4).repeat_interleave(torch.tensor([len(part) for part in learned]))
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(torch.cat(learned)), targets).backward()
+        optimiser.step()
+    torch.save({"epoch": 60, "state_dict": net.state_dict()}, root / "net.pt")
+    (root / "own_nets.py").write_text(FACTORY)
+    (root / "names.txt").write_text("\n".join(NAMES) + "\n")
+    return root
+
+
+@pytest.fixture
+def inside(place, monkeypatch):
+    """In the directory, with `own_nets` importable as the command makes it; both are undone afterwards."""
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    yield place
+    sys.modules.pop("own_nets", None)
+
+
+def fit(*more, out="bundle"):
+    settings = [part for setting in FAST for part in ("--set", setting)]
+    ours = ("fit", "--data", "photos", "--classifier", "own_nets:make", "--out", out, "--json")
+    return CliRunner().invoke(app, [*ours, *more, *settings])
+
+
+def refused(run) -> str:
+    assert isinstance(run.exception, TwoprongError), run.output
+    return str(run.exception)
+
+
+WEIGHTS = ("--weights", "net.pt")
+VAL = ("--held-out", "val")
+CLASSES = ("--classes", "zero,one,two,three")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*WEIGHTS, *VAL), "--classes a,b,c"),
+        ((*VAL, *CLASSES), "--weights-inside"),
+        ((*VAL, *CLASSES, "--weights-inside"), "Are its weights loaded"),
+        ((*WEIGHTS, *CLASSES), "none: it has learned no image"),
+        ((*WEIGHTS, *CLASSES, "--held-out", "photos/train"), "280 of 280 images are among the images to learn from"),
+        ((*WEIGHTS, *VAL, "--classes", "zero,one,two"), "three, which is not among zero, one, two"),
+        ((*WEIGHTS, *VAL, "--classes", "zero,one,two,three,four"), "expected 4 different names"),
+        ((*WEIGHTS, *VAL, "--classes", "zero,two,one,three"), "class 1 (two), which it calls class 2 (one)"),
+        ((*WEIGHTS, *VAL, "--classes", "@absent.txt"), "absent.txt"),
+        ((*WEIGHTS, *VAL, *CLASSES, "--image-size", "9"), "--image-size N"),
+        ((*WEIGHTS, *VAL, *CLASSES, "--mean", "0.5"), "both or neither"),
+        ((*WEIGHTS, *VAL, *CLASSES, "--mean", "half", "--std", "1"), "--mean half"),
+        (("--weights", "names.txt", *VAL, *CLASSES), "names.txt"),
+    ],
+)
+def test_a_trap_is_refused_with_the_way_out(inside, arguments, message):
+    assert message in refused(fit(*arguments))
+    assert not (inside / "bundle").exists()
+
+
+@pytest.fixture(scope="module")
+def fitted(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setattr(sys, "path", ["", *sys.path])
+        run = fit(*WEIGHTS, *VAL, "--classes", "names.txt", out="good")
+        sys.modules.pop("own_nets", None)
+    assert run.exit_code == 0, run.output
+    return json.loads(run.stdout)
+
+
+def test_names_in_the_classifiers_order_make_a_right_bundle(inside, fitted):
+    assert fitted["clean_bare"] > 0.9
+    assert fitted["images"].endswith(" test images")
+    assert fitted["attacked_bare"] < fitted["clean_bare"]
+    low, high = fitted["false_alarm_interval"]
+    assert low <= fitted["false_alarm_rate"] <= high
+    defense = tp.load("good", allow=["own_nets"])
+    assert defense.about["classes"] == list(NAMES)
+    assert "twoprong" in defense.about["measured"]["command"]
+    card = (inside / "good" / "README.md").read_text()
+    assert "Classes: zero, one, two, three" in card
+    assert "found among" in card
+
+
+def test_a_bundle_runs_a_factory_only_if_its_module_is_allowed(inside, fitted):
+    sys.modules.pop("own_nets", None)
+    for allow in ((), ("own", "own_nets:make", "nets")):
+        with pytest.raises(TwoprongError, match=r"made by own_nets:make.*allow=\['own_nets'\]"):
+            tp.load("good", allow=allow)
+    assert "own_nets" not in sys.modules
+    attack = ["attack", "good", "--data", "photos", "--attack", "fgsm", "--batch-size", "40"]
+    assert "--allow own_nets" in refused(CliRunner().invoke(app, attack))
+
+
+@pytest.mark.parametrize(("split", "count"), [("test", None), ("val", 160), ("train", 280), ("all", None)])
+def test_attack_takes_the_bundles_names_and_the_part_asked_for(inside, fitted, split, count):
+    count = count or sum(len(list(inside.glob(f"photos/{part}/*/*"))) for part in ("train", "test")[split == "test" :])
+    asked = ["--attack", "noise", "--eps", "0.01", "--images", "500", "--batch-size", "40", "--split", split, "--bare"]
+    run = CliRunner().invoke(app, ["attack", "good", "--data", "photos", "--allow", "own_nets", *asked, "--json"])
+    assert run.exit_code == 0, run.output
+    summary = json.loads(run.stdout)
+    assert summary["images"] == count
+    assert summary["accuracy"] > 0.9  # labels in another order than the bundle's would leave a quarter or less
+
+
+def test_force_goes_on_and_says_what_is_wrong(inside, caplog):
+    run = fit(*WEIGHTS, *VAL, "--force", out="forced")
+    assert run.exit_code == 0, run.output
+    assert "Are the labels in the order" in caplog.text
+    assert json.loads(run.stdout)["clean_bare"] < 0.6
+
+
+def test_without_a_test_part_the_numbers_say_what_they_are_from(inside, fitted):
+    for part in ("train", "val"):
+        (inside / "two" / part).parent.mkdir(exist_ok=True)
+        (inside / "two" / part).symlink_to(inside / "photos" / part)
+    run = fit(*WEIGHTS, *VAL, *CLASSES, "--data", "two", out="two-bundle")
+    assert run.exit_code == 0, run.output
+    assert "calibration images" in json.loads(run.stdout)["images"]
+    assert "may have learned" in run.stderr

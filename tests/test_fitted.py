@@ -1,0 +1,62 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from twoprong.attacks import ATTACKS
+from twoprong.fitted import ATTACKED, measure_fit
+from twoprong.measure import wilson
+
+
+def harmless(part):
+    return part.images
+
+
+def test_every_number_is_what_the_defence_does_on_the_images(defense, digits):
+    attack = ATTACKS["pgd"](eps=0.2, steps=5, random_start=False)
+
+    def craft(part):
+        return attack(defense.classifier, part.images, part.labels).images
+
+    fitted = measure_fit(defense, digits.test, "test images", craft, 0)
+    count = len(digits.test)
+    assert fitted.images == f"{count} test images"
+    assert fitted.clean_batches * fitted.batch_size <= count < (fitted.clean_batches + 1) * fitted.batch_size
+    assert fitted.attacked_batches == min(count, ATTACKED) // fitted.batch_size
+    found = (defense.classifier(digits.test.images).argmax(1) == digits.test.labels).double().mean().item()
+    assert fitted.clean_bare == pytest.approx(found)
+    left = (defense.classifier(craft(digits.test)).argmax(1) == digits.test.labels).double().mean().item()
+    assert fitted.attacked_bare == pytest.approx(left)
+    assert fitted.found > fitted.false_alarms
+    if fitted.found == fitted.attacked_batches:  # then the defence is the denoiser's route, up to the draw of its noise
+        assert fitted.attacked_defended == pytest.approx(fitted.attacked_denoised, abs=0.1)
+    assert fitted == measure_fit(defense, digits.test, "test images", craft, 0)
+
+
+def test_images_that_nobody_attacked_are_found_as_often_as_clean_ones(defense, digits):
+    fitted = measure_fit(defense, digits.test, "test images", harmless, 0)
+    assert fitted.attacked_bare == fitted.clean_bare
+    assert abs(fitted.found - fitted.false_alarms) <= 2
+    facts, values = fitted.facts(), fitted.as_dict()
+    low, high = wilson(fitted.false_alarms, fitted.clean_batches)
+    (rate,) = (text for name, text in facts.items() if name.startswith("false alarms"))
+    assert f"({low:.1%} to {high:.1%})" in rate
+    assert values["false_alarm_interval"] == [low, high]
+
+
+def test_a_denoiser_that_does_harm_is_said(defense, digits, caplog):
+    fitted = measure_fit(defense, digits.test, "test images", harmless, 0)  # nothing to repair, and noise costs accuracy
+    assert fitted.harmful
+    assert "more harm than good" in caplog.text
+    assert "more harm than good" in fitted.facts()["warning"]
+    better = replace(fitted, attacked_denoised=1.0)
+    assert not better.harmful
+    assert "warning" not in better.facts()
+
+
+def test_too_few_images_for_a_batch_give_nothing(defense, digits):
+    assert measure_fit(defense, digits.test[:1], "test images", harmless, 0) is None
+
+
+def test_fewer_images_make_smaller_batches_not_fewer(defense, digits):
+    assert measure_fit(defense, digits.test[: torch.tensor(100)], "test images", harmless, 0).clean_batches == 10

@@ -35,6 +35,7 @@ class Alarms(NamedTuple):
 
     rate: float | None
     interval: Interval | None
+    batches: int  # that share no image
 
 
 def percent(share: float | None) -> str:
@@ -135,9 +136,9 @@ def headline_alarms(results: EvaluationResults) -> Alarms:
     """How many clean batches of the headline size are flagged: over random partitions, or else in the one of `clean`."""
     for row in results.study.false_alarms if results.study else ():
         if row.size == results.run.batch_size:
-            return Alarms(row.rate, row.interval)
+            return Alarms(row.rate, row.interval, row.independent)
     clean = results.clean.subjects["defense"]
-    return Alarms(clean.flagged, clean.flagged_interval)
+    return Alarms(clean.flagged, clean.flagged_interval, results.clean.batches)
 
 
 def by_threat(attacks: Iterable[AttackEntry]) -> dict[str, list[AttackEntry]]:

@@ -40,9 +40,7 @@ def test_one_that_is_no_better_than_one_answer_for_all_is_refused(order):
 
 
 def test_a_swapped_pair_is_named():
-    with pytest.raises(
-        InputError, match=r"0% of class 1 \(b\), which it calls class 2 \(c\) 100% of .*; 0% of class 2"
-    ):
+    with pytest.raises(InputError, match=r"0% of class 1 \(b\), which it calls class 2 \(c\) 100% of .*; 0% of class 2"):
         check_accuracy(Features(Told([0, 2, 1, 3])), FOUR, "abcd")
 
 

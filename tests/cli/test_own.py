@@ -166,3 +166,24 @@ def test_without_a_test_part_the_numbers_say_what_they_are_from(inside, fitted):
     assert run.exit_code == 0, run.output
     assert "calibration images" in json.loads(run.stdout)["images"]
     assert "may have learned" in run.stderr
+
+
+def test_the_report_is_about_the_right_classes(inside, fitted):
+    asked = [
+        "--data",
+        "photos",
+        "--allow",
+        "own_nets",
+        "--images",
+        "20",
+        "--batch-size",
+        "20",
+        "--out",
+        "evaluation",
+        "--json",
+    ]
+    run = CliRunner().invoke(app, ["evaluate", "good", *asked])
+    assert run.exit_code == 0, run.output
+    results = json.loads((inside / "evaluation" / "results.json").read_text())
+    assert results["clean"]["subjects"]["bare"]["accuracy"] > 0.8
+    assert results["defense"]["classes"] == list(NAMES)

@@ -9,8 +9,9 @@ In the paper's mode the passing route is the classifier, the flagged one noise â
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from twoprong.bundle import Parts, read_bundle, write_bundle
 from twoprong.config import FitConfig
 from twoprong.data.tensors import check_extent, check_layout, extent
-from twoprong.detect.detector import UNTESTED, Detector, Verdict
+from twoprong.detect.copies import copies
+from twoprong.detect.detector import UNTESTED, Detector, Verdict, refuse_half
 from twoprong.detect.kernel import Sample
 from twoprong.errors import InputError
 from twoprong.models.features import Features, FeatureSource
@@ -87,14 +89,24 @@ class Defense(WhiteBox):
             module.training = False
         return self
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Defense":
+        refuse_half(fn)  # before any part is changed
+        return cast(Defense, super()._apply(fn, recurse))
+
     @torch.no_grad()
     def forward(self, images: Tensor, generator: torch.Generator | None = None) -> Decision:
         """Judge a batch and classify it by the route the verdict names. Raises InputError for anything but a batch.
 
-        Routes that draw noise take it from the operating system unless a generator is given, as evaluations do.
+        Routes that draw noise take it from the operating system unless a generator is given, as evaluations do. Copies of
+        one image count once, to the test and for the size of the batch, and get one answer.
         """
         self.eval()  # somebody may have put the classifier, which is theirs, into training mode
         images, known = self._check(images), NOTHING
+        repeated = copies(images)
+        if repeated is not None:
+            first, back = repeated
+            once = self.forward(images[first], generator)
+            return replace(once, logits=once.logits[back], images=once.images[back])
         tested = len(images) >= self.detector.batch_sizes[0]
         if tested:
             logits, measured = self.look(images, *self.detector.against(len(images)))

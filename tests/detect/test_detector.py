@@ -110,7 +110,7 @@ def test_p_value_is_small_for_another_law_and_not_for_the_same(detector, draw_sa
 
 
 def test_relabelled_samples_that_tie_with_the_batch_count_against_an_alarm(draw_sample):
-    """To the kernel all images are one: every relabelling gives the same statistic, so the batch is as ordinary as can be."""
+    """To the kernel all images are one: every relabelling gives the same statistic, so the batch is most ordinary."""
     pixels, features = (part.expand(12, *part.shape[1:]) for part in draw_sample(1, "one"))
     alike = Sample(pixels + 1e-7 * torch.arange(12)[:, None, None, None], features)
     detector = Detector(DeepKernel(pixel_bandwidth=1e9).requires_grad_(False), alike, permutations=20)

@@ -9,7 +9,7 @@ Only δ is unknown. Its plug-in δ̂ = μ_pool - μ_reference has the pool's noi
 covariance), so the plug-in variance of the statistic is too large, and a resampled pool adds the same excess again. The
 reference too is a sample of P, of M images: before the pool is seen δ ~ (0, τC) with τ = 1/M, and with
 δ̂ | δ ~ (δ, C/N) follows δ | δ̂ ~ (w·δ̂, w·C/N), w = τ / (τ + 1/N). Its ⟨δ,Cδ⟩ is unbiased: w²(τ + 1/N) + w/N = τ.
-A reference that is clearly no sample of the pool's law (|δ̂|² beyond 99 % of what chance gives) gets τ = |δ̂|²/tr C - 1/N.
+A reference that is clearly no sample of the pool's law (|δ̂|² beyond all that chance gave) gets τ = |δ̂|²/tr C - 1/N.
 
 Draws of δ are resampled pools, batches are drawn from the pool with replacement. Pairs of copies of one image are left out.
 The threshold in force is an upper quantile over δ of the batches' quantile, the p-values' law the mixture over δ.
@@ -114,7 +114,7 @@ def _law(k_pool: Tensor, k_reference_pool: Tensor, within_reference: float, gene
     moved = noise @ gram
     noises = torch.linalg.vecdot(moved, noise)  # |noise|², of the law that a pool's own mean has around the truth
     trace = gram.diagonal().sum() / (count - 1)
-    chance = torch.quantile(noises, 0.99) * (1 + count / others)
+    chance = noises.max() * (1 + count / others)
     prior = torch.where(squared > chance, squared / trace - 1 / count, torch.full_like(squared, 1 / others))
     weight = prior / (prior + 1 / count)
     slopes = weight * slope + weight.sqrt() * moved

@@ -208,3 +208,67 @@ def test_in_an_autocast_region_networks_are_in_half_precision_and_statistics_are
     assert torch.equal(gram, defense.detector.k_reference)
     assert coarse.statistic == pytest.approx(exact.statistic, abs=0.1 * exact.threshold)
     assert (coarse.labels == exact.labels).float().mean() >= 0.98
+
+
+class Standardising(nn.Module):
+    """A classifier that divides each image by its own deviation: an image of one colour becomes NaN."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.head = inner, inner.head
+
+    def forward(self, images):
+        spread = images.std((1, 2, 3), keepdim=True)
+        return self.inner(images * spread / spread)
+
+
+def test_a_black_image_does_not_carry_a_batch_past_the_test(defense, digits, attacked, classifier):
+    wrapped = Standardising(classifier).eval()
+    flagged = Denoised(wrapped, defense.flagged.denoiser, defense.flagged.sigma)
+    passing = type(defense.passing)(wrapped)
+    parts = replace(defense.parts, extractor=Features(wrapped), passing=passing, flagged=flagged)
+    fragile, labels = Defense(**vars(parts)), digits.test.labels[:100]
+    images = attacked.clone()
+    before = fragile(images, torch.Generator().manual_seed(0))
+    images[7] = 0
+    after = fragile(images, torch.Generator().manual_seed(0))
+    assert before.adversarial
+    assert math.isnan(after.statistic)
+    assert after.adversarial
+    assert fragile._flags(images)
+    others = torch.arange(100) != 7
+    assert torch.equal(after.labels[others], before.labels[others])
+    assert (after.labels == labels)[others].float().mean() > (wrapped(images).argmax(1) == labels)[others].float().mean()
+
+
+def test_copies_in_a_clean_batch_count_once_and_get_one_answer(defense, digits):
+    """One image 20 times among 100: flagged no more often than the 81 different images are."""
+    images, flags = digits.test.images, []
+    for start in range(0, 270, 30):
+        batch = images[start : start + 81]
+        crowd = torch.cat([batch, batch[3:4].expand(19, -1, -1, -1)])
+        once, many = defense(batch), defense(crowd)
+        assert (many.statistic, many.threshold, many.p_value) == (once.statistic, once.threshold, once.p_value)
+        assert torch.equal(defense.statistic(crowd), defense.statistic(batch))
+        assert defense._flags(crowd) == many.adversarial
+        assert len(many.logits) == len(many.images) == 100
+        assert torch.equal(many.logits[81:], many.logits[3:4].expand(19, -1))
+        flags.append(many.adversarial)
+    assert sum(flags) <= 2
+
+
+def test_copies_of_one_image_are_too_few_to_test(defense, digits):
+    crowd = digits.test.images[:1].expand(100, -1, -1, -1)
+    with pytest.raises(InputError, match="batch of 1 image: expected 2 or more"):
+        with_policy(defense, "error")(crowd)
+    decision = with_policy(defense, "classify")(crowd)
+    assert not decision.tested
+    assert len(decision.labels) == 100
+    assert not with_policy(defense, "classify")._flags(crowd)
+
+
+def test_half_precision_is_refused_before_anything_changes(defense):
+    for convert in (defense.half, defense.bfloat16, lambda: defense.to(dtype=torch.bfloat16)):
+        with pytest.raises(InputError, match="expected float32 or float64"):
+            convert()
+    assert {value.dtype for value in defense.parameters()} == {torch.float32}

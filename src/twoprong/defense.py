@@ -9,10 +9,10 @@ In the paper's mode the passing route is the classifier, the flagged one noise â
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ from twoprong.choices import check_choice
 from twoprong.config import FitConfig, SmallBatchPolicy
 from twoprong.data.images import ImageLike, check_extent, check_layout, extent
 from twoprong.decision import Decision, class_names
-from twoprong.detect.detector import UNTESTED, Detector, Verdict
+from twoprong.detect.copies import copies
+from twoprong.detect.detector import UNTESTED, Detector, Verdict, refuse_half
 from twoprong.detect.kernel import Sample
 from twoprong.errors import InputError
 from twoprong.models.features import Features, FeatureSource
@@ -72,16 +73,26 @@ class Defense(WhiteBox):
             module.training = False
         return self
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Defense":
+        refuse_half(fn)  # before any part is changed
+        return cast(Defense, super()._apply(fn, recurse))
+
     @torch.no_grad()
     def forward(self, images: ImageLike, generator: torch.Generator | None = None) -> Decision:
         """Judge a batch and classify it by the route the verdict names. Raises InputError for anything but a batch.
 
         A batch is a tensor or array (N, C, H, W) or (N, H, W, C), or a list of images or pictures: floats in [0, 1], or
         bytes (uint8, 0 to 255). It is moved to the defence's device. Routes that draw noise take it from the operating
-        system unless a generator is given, as evaluations do.
+        system unless a generator is given, as evaluations do. Copies of one image count once, to the test and for the size
+        of the batch, and get one answer.
         """
         self.eval()  # somebody may have put the classifier, which is theirs, into training mode
         batch, known = self._check(images), NOTHING
+        repeated = copies(batch)
+        if repeated is not None:
+            first, back = repeated
+            once = self.forward(batch[first], generator)
+            return replace(once, logits=once.logits[back], images=once.images[back])
         tested = len(batch) >= self.detector.batch_sizes[0]
         if tested:
             logits, measured = self.look(batch, *self.detector.against(len(batch)))

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from twoprong.attacks.target import ROLES, Role
 from twoprong.config import FitConfig
+from twoprong.detect.copies import distinct
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
@@ -41,11 +42,12 @@ class WhiteBox(nn.Module):
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         """MMD-OPT of the batch against the deployed reference, as a scalar tensor differentiable in the images.
 
-        Against other images (`reference`) it is the paper's form on the same kernel; nothing deployed uses that.
+        Copies of one image count once. Against other images (`reference`) it is the paper's form on the same kernel; nothing
+        deployed uses that.
         """
-        batch = self._sample(images)
         if reference is None:
-            return self.detector.statistic(batch)
+            return self.detector.statistic(self._sample(distinct(images)))
+        batch = self._sample(images)
         other, kernel = self._sample(reference), self.detector.kernel
         return mmd2(kernel(other, other), kernel(batch, batch), kernel(other, batch))
 
@@ -85,6 +87,7 @@ class WhiteBox(nn.Module):
 
     def _flags(self, images: Tensor) -> bool:
         """The route of a batch, without the p-value: what an attacker asks at every step."""
+        images = distinct(images)
         if len(images) < self.detector.batch_sizes[0]:
             return self.config.on_small_batch == "denoise"
         return self.detector.flags(self.statistic(images).item(), len(images))

@@ -1,20 +1,24 @@
 """Thresholds keep their promise: false alarms on unseen batches, counted, against binomial bands."""
 
 from itertools import pairwise
-from statistics import NormalDist
 
 import pytest
 import torch
 from scipy.stats import binom
 
 from twoprong.config import DetectorConfig
-from twoprong.detect.calibrate import Thresholds, _Moments, _moments, calibrate, measured_sizes
+from twoprong.detect.calibrate import LEVELS, Thresholds, centred, measured_sizes, shares_of, statistics
+from twoprong.detect.calibrate import calibrate as calibrated
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.seeds import generator
 
 SIZES = (10, 25, 50, 100)
 REPETITIONS = 400
+
+
+def calibrate(*given):
+    return calibrated(*given)[0]
 
 
 def clean(n, *name):
@@ -161,48 +165,9 @@ def test_higher_confidence_and_lower_rates_raise_the_threshold(gram):
 
 
 def test_copies_of_one_image_do_not_count_as_a_pair():
-    """A pool whose images are all unlike each other (kernel 0 between any two): no batch looks like an attack."""
-    table = calibrate(torch.eye(12), torch.zeros(5, 12), 0.0, torch.tensor([2, 10]), 0.05, 0.9, generator(0))
-    assert table.central.tolist() == [0, 0]
-    assert table.upper.tolist() == pytest.approx([0, 0], abs=1e-6)
-
-
-def test_scale_of_a_known_law():
-    """Kernel -c(a) - c(b) with c normal: the statistic is minus twice the mean of n normals, so the quantile is known."""
-    count, n = 2000, 50
-    c = torch.tensor([NormalDist().inv_cdf((i + 0.5) / count) for i in range(count)])
-    table = calibrate(torch.zeros(count, count), c[None, :], 0.3, torch.tensor([n]), 0.05, 0.9, generator(0, "normal"))
-    expected = 0.3 + 2 * NormalDist().inv_cdf(0.95) / n**0.5
-    deviation = 2 / n**0.5
-    assert table.central.item() == pytest.approx(expected, abs=0.12 * deviation)  # 4 sigma of a 5 % quantile of 5000
-    # The pool's own mean is uncertain by 2/√count, and the bound lies 1.28 of that above: the deviation adds less.
-    bound = table.upper.item() - table.central.item()
-    assert bound == pytest.approx(NormalDist().inv_cdf(0.9) * 2 / count**0.5, rel=0.25)
-
-
-@pytest.mark.parametrize("pool", [[0, 1, 2, 3, 4], [0, 0, 1, 3, 3, 3, 4, 2]])
-def test_moments_are_those_of_a_loop_over_pairs_of_different_images(pool):
-    u = torch.randn(5, 5, generator=generator(0, "moments"), dtype=torch.float64)
-    u = (u + u.T).fill_diagonal_(0)
-    shares = torch.bincount(torch.tensor(pool), minlength=5)[None].double() / len(pool)
-    pairs = [u[a, b].item() for a in pool for b in pool if a != b]
-    mean = sum(pairs) / len(pairs)
-    projections = []
-    for a in pool:
-        others = [u[a, b].item() for b in pool if b != a]
-        projections.append(sum(others) / len(others))
-    found = _moments(u, shares)
-    assert found.mean.item() == pytest.approx(mean)
-    assert found.projected.item() == pytest.approx(sum((value - mean) ** 2 for value in projections) / len(pool))
-    assert found.total.item() == pytest.approx(sum((value - mean) ** 2 for value in pairs) / len(pairs))
-
-
-@pytest.mark.parametrize("n", [2, 3, 40])
-def test_deviation_of_two_known_u_statistics(n):
-    """For independent a, b of mean 0 and variance 1: the mean of a + b is twice the mean, that of ab is degenerate."""
-    one, two, zero = torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([0.0])
-    assert _Moments(zero, projected=one, total=two).deviation(n).item() == pytest.approx(2 / n**0.5)
-    assert _Moments(zero, projected=zero, total=one).deviation(n).item() == pytest.approx((2 / (n * (n - 1))) ** 0.5)
+    """Images all unlike each other (kernel 0 between any two): no batch looks like an attack, whatever stands twice."""
+    u = centred(torch.eye(12), torch.zeros(5, 12))
+    assert statistics(u, shares_of(torch.tensor([[3, 3, 3, 5], [1, 1, 1, 1]]), 12)).tolist() == [0, 0]
 
 
 def test_the_table_is_a_function_of_the_generator():
@@ -247,3 +212,40 @@ def test_between_measured_sizes_thresholds_are_linear_in_one_over_size():
     bent = Thresholds(sizes, torch.tensor([5.0, 1.0, 2.0]).double(), torch.zeros(3).double())
     assert [bent.at(size) for size in (4, 10, 40)] == [5.0, 1.0, 2.0]
     assert 1 < bent.at(20) < 2
+
+
+def linear(x, z):
+    return x @ z.T
+
+
+def test_the_law_of_a_kernel_that_sees_one_number():
+    """k(a, b) = a·b on standard normals: given a reference of mean m the statistic is (ȳ - m)² but for s²/n and a constant.
+
+    So the law is known, and the pool is large enough to tell it well.
+    """
+    source, n, reference = generator(0, "linear"), 50, torch.tensor([[1.1], [-0.9]]).repeat(100, 1)
+    pool, fresh = torch.randn(2000, 1, generator=source), torch.randn(20_000, n, generator=source)
+    pool = (pool - pool.mean()) / pool.std()  # a pool without luck
+    within = off_diagonal_mean(linear(reference, reference)).item()
+    table, null = calibrated(linear(pool, pool), linear(reference, pool), within, torch.tensor([n]), 0.05, 0.5, source)
+    mean = fresh.mean(1)
+    values = (n * mean.square() - fresh.square().mean(1)) / (n - 1) - 2 * 0.1 * mean + within
+    assert (values >= table.central).double().mean().item() == pytest.approx(0.05, abs=0.015)
+    shares = torch.searchsorted(null[0].double(), values.double()) / LEVELS
+    for wanted in (0.1, 0.5, 0.9):
+        assert (shares <= wanted).double().mean().item() == pytest.approx(wanted, abs=0.04)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_a_reference_of_another_law_keeps_the_rate(shift):
+    """Thresholds hold for the reference there is: one from another camera, say, is met by the pool's own evidence."""
+    source, n = generator(0, "shifted"), 40
+    reference, pool = torch.randn(300, 3, generator=source) + shift, torch.randn(1500, 3, generator=source)
+    batches = torch.randn(1000, n, 3, generator=source)
+    within = off_diagonal_mean(gaussian(reference, reference)).item()
+    table = calibrate(
+        gaussian(pool, pool), gaussian(reference, pool), within, torch.tensor([n]), 0.05, 0.9, generator(1, "shifted")
+    )
+    cross = gaussian(batches.flatten(0, 1), reference).mean(1).view(1000, n).mean(1)
+    alarms = int((within + off_diagonal_mean(gaussian(batches, batches)) - 2 * cross >= table.upper).sum())
+    assert binom.ppf(0.0005, 1000, 0.02) <= alarms <= binom.ppf(0.9995, 1000, 0.05)

@@ -6,11 +6,13 @@ from torch.autograd import gradcheck
 
 from twoprong.config import DetectorConfig
 from twoprong.data.tensors import image_digests
+from twoprong.detect.calibrate import LEVELS
 from twoprong.detect.detector import UNTESTED, Detector
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.errors import InputError, StateError
 
 BUFFERS = ("reference_pixels", "reference_features", "sizes", "upper", "central")
+OLDER = ("calibrated_on", "null")  # bundles that were written before there were these are read still
 
 
 @pytest.fixture
@@ -87,8 +89,8 @@ def test_verdict_has_the_statistic_its_threshold_and_their_comparison(detector, 
             assert verdict.threshold == detector.thresholds.at(n)
             assert verdict.adversarial is (verdict.statistic >= verdict.threshold)
             assert 0 < verdict.p_value <= 1
-            steps = verdict.p_value * (detector.permutations + 1)
-            assert steps == pytest.approx(round(steps), abs=1e-9)
+            if verdict.adversarial:
+                assert verdict.p_value <= DetectorConfig().false_alarm_rate
             said.add((shift > 0, verdict.adversarial))
     assert said == {(False, False), (True, True)}
 
@@ -103,15 +105,16 @@ def test_a_statistic_that_just_reaches_the_threshold_is_adversarial(bare, draw_s
 
 
 def test_p_value_is_small_for_another_law_and_not_for_the_same(detector, draw_sample):
-    assert detector(draw_sample(20, "far", shift=2.0)).p_value == 1 / 51
+    assert detector(draw_sample(20, "far", shift=2.0)).p_value == 1 / (LEVELS + 1)
     assert sum(detector(draw_sample(20, "same", number)).p_value for number in range(20)) / 20 > 0.25
 
 
 def test_relabelled_samples_that_tie_with_the_batch_count_against_an_alarm(draw_sample):
-    """All images are copies of one: every relabelling gives the same statistic, so the batch is as ordinary as can be."""
-    copies = Sample(*(part.expand(12, *part.shape[1:]) for part in draw_sample(1, "one")))
-    detector = Detector(DeepKernel().requires_grad_(False), copies, permutations=20)
-    verdict = detector.calibrate(copies, DetectorConfig(threshold=0.5), seed=0)(copies.rows(slice(5)))
+    """To the kernel all images are one: every relabelling gives the same statistic, so the batch is most ordinary."""
+    pixels, features = (part.expand(12, *part.shape[1:]) for part in draw_sample(1, "one"))
+    alike = Sample(pixels + 1e-7 * torch.arange(12)[:, None, None, None], features)
+    detector = Detector(DeepKernel(pixel_bandwidth=1e9).requires_grad_(False), alike, permutations=20)
+    verdict = detector.calibrate(alike, DetectorConfig(threshold=0.5), seed=0)(alike.rows(slice(5)))
     assert (verdict.statistic, verdict.p_value) == (0, 1)
 
 
@@ -168,7 +171,7 @@ def test_reference_and_thresholds_are_state_and_move(detector):
     state = detector.state_dict()
     assert set(state) == {
         *BUFFERS,
-        "calibrated_on",
+        *OLDER,
         "kernel.log_feature_bandwidth",
         "kernel.log_pixel_bandwidth",
         "kernel.logit_beta0",
@@ -255,6 +258,10 @@ def test_an_extra_tensor_is_refused(detector, name):
         ("upper", lambda tensor: tensor[:, None]),
         ("upper", lambda tensor: tensor * math.nan),
         ("central", lambda tensor: tensor.repeat(2)),
+        ("null", lambda tensor: tensor[:-1]),
+        ("null", lambda tensor: tensor.flip(1)),
+        ("null", lambda tensor: tensor * math.nan),
+        ("null", lambda tensor: tensor[0]),
     ],
 )
 def test_a_misshapen_tensor_is_refused(detector, name, damage):
@@ -284,7 +291,7 @@ def test_the_references_gram_matrix_follows_reference_and_kernel(detector, draw_
     batch, first = draw_sample(8, "batch"), detector.k_reference
     assert detector.k_reference is first  # computed once
     other = Detector(DeepKernel(0.5, 2.0).requires_grad_(False), draw_sample(len(detector.reference), "another reference"))
-    other._set_thresholds(detector.thresholds)
+    other._set_thresholds(detector.thresholds, detector.null)
     detector.load_state_dict(other.state_dict() | {"calibrated_on": detector.calibrated_on})
     other.permutations = detector.permutations
     assert torch.equal(detector.k_reference, other.k_reference)
@@ -307,3 +314,83 @@ def test_a_projection_that_cannot_be_is_refused(draw_sample, projection):
     assert good.kernel.projection.shape == (5, 5)
     with pytest.raises(InputError, match="not a detector's tensors"):
         Detector.from_state(fitted.state_dict() | {"kernel.projection": projection}, 20)
+
+
+def test_without_the_null_law_the_p_value_is_the_permutation_tests(detector, draw_sample):
+    """As in bundles that were written before the law was kept; their verdicts are the same."""
+    state = {name: value for name, value in detector.state_dict().items() if name != "null"}
+    older = Detector.from_state(state, detector.permutations)
+    for shift in (0.0, 2.0):
+        batch = draw_sample(20, "batch", shift=shift)
+        then, now = older(batch), detector(batch)
+        assert (then.adversarial, then.statistic, then.threshold) == (now.adversarial, now.statistic, now.threshold)
+        steps = then.p_value * (detector.permutations + 1)
+        assert steps == pytest.approx(round(steps), abs=1e-9)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_statistic_that_is_no_number_is_flagged(detector, value):
+    verdict = detector.verdict(value, 0, 5)
+    assert verdict.adversarial
+    assert math.isnan(verdict.p_value)
+
+
+def test_one_image_that_cannot_be_judged_has_its_batch_flagged(detector, draw_sample):
+    batch = draw_sample(10, "batch")
+    assert not detector(batch).adversarial
+    for damage in (math.nan, math.inf):
+        features = batch.features.clone()
+        features[3, 1] = damage
+        assert detector(Sample(batch.pixels, features)).adversarial
+
+
+def test_references_and_calibration_images_that_are_not_finite_are_refused(bare, draw_sample):
+    for part in (0, 1):
+        sample = list(draw_sample(30, "sample"))
+        sample[part] = sample[part].clone()
+        sample[part].flatten(1)[7, 2] = math.nan
+        with pytest.raises(InputError, match="finite numbers, got others first in image 7 of 30"):
+            Detector(DeepKernel(), Sample(*sample))
+        with pytest.raises(InputError, match="finite numbers, got others first in image 7 of 30"):
+            bare.calibrate(Sample(*sample), DetectorConfig(), 0)
+
+
+BLIND = {
+    "tiny features": ("kernel.log_feature_bandwidth", lambda value: value * 0 - 60),
+    "tiny pixels": ("kernel.log_pixel_bandwidth", lambda value: value * 0 - 60),
+    "endless features": ("kernel.log_feature_bandwidth", lambda value: value * 0 + 60),
+    "pixels only": ("kernel.logit_beta0", lambda value: value * 0 + 60),
+    "huge reference": ("reference_features", lambda value: value * 1e10),
+    "huger reference": ("reference_features", lambda value: value * 1e30),
+    "infinite": ("reference_features", lambda value: value * math.inf),
+    "far thresholds": ("upper", lambda value: value + 2),
+}
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_a_detector_that_can_never_flag_is_refused(detector, name):
+    tensor, change = BLIND[name]
+    state = detector.state_dict()
+    with pytest.raises(InputError):
+        Detector.from_state({**state, tensor: change(state[tensor])}, 20)
+
+
+def test_a_constant_threshold_out_of_reach_is_refused(bare, draw_sample):
+    with pytest.raises(InputError, match="a threshold of 2 is never reached"):
+        bare.calibrate(draw_sample(20, "clean"), DetectorConfig(threshold=2.0), 0)
+
+
+def test_half_precision_is_refused_and_nothing_changed(detector):
+    for convert in (detector.half, detector.bfloat16, lambda: detector.to(torch.float16)):
+        with pytest.raises(InputError, match="expected float32 or float64"):
+            convert()
+        assert detector.reference_features.dtype == torch.float32
+
+
+def test_copies_count_once(detector, draw_sample):
+    batch = draw_sample(8, "batch")
+    index = torch.tensor([0, 1, 2, 1, 3, 4, 1, 5, 6, 7, 7])
+    assert detector(batch.rows(index)) == detector(batch)
+    assert detector.statistic(batch.rows(index)) > detector.statistic(batch)  # the crowd that is not counted
+    with pytest.raises(InputError, match="batch of 1 image: expected 3 to 20"):
+        detector(batch.rows(torch.zeros(10, dtype=torch.long)))

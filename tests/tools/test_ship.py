@@ -18,6 +18,8 @@ from twoprong.storage import load_tensors
 ROOT = Path(__file__).parents[2]
 tool = runpy.run_path(str(ROOT / "tools" / "ship.py"))
 ship, state = tool["ship"], tool["state"]
+recalibrate = runpy.run_path(str(ROOT / "tools" / "recalibrate.py"))["recalibrate"]
+rates = runpy.run_path(str(ROOT / "tools" / "clean_rates.py"))["rates"]
 TINY = {
     "attack": {"steps": 1, "targets": 1},
     "kernel": {"epochs": 1},
@@ -104,3 +106,19 @@ def test_the_card_says_what_was_published_and_nothing_else_changes(rounded, data
     assert "an upper bound: not every attack had converged" in card
     assert "sanity checks failed" not in card
     assert {file.name: file.read_bytes() for file in bundle.glob("*.safetensors")} == before
+
+
+def test_calibrating_anew_changes_nothing_that_the_fit_did(rounded, data):
+    """The same images and seed give the same thresholds; other images are refused."""
+    before, again = tp.load(rounded), recalibrate(tp.load(rounded), data)
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, before.state_dict()[name]), name
+    other = ImageData(data.name, data.train[torch.arange(99, -1, -1)], data.test, data.classes)
+    with pytest.raises(InputError, match="other images than the bundle was fitted on"):
+        recalibrate(before, other)
+
+
+def test_a_row_of_clean_rates_for_every_size(rounded, data):
+    lines = rates(tp.load(rounded), data.test.images, sizes=(2, 5), least=20)
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["2", "5"]
+    assert all(line.count("%") == 3 for line in lines[2:])

@@ -1,18 +1,21 @@
-"""Thresholds that keep a promised false-alarm rate on batches nobody has seen.
+"""Thresholds that keep a promised false-alarm rate on batches nobody has seen, and the law that p-values come from.
 
-Two things shift the real rate away from the rate that was asked for:
+The reference is fixed, so the statistic's law is the one *given that reference*; and the calibration pool is finite, so that
+law is known only up to the pool's luck. Both are met by one posterior. In the kernel's feature space, φ̃ = φ - μ_P:
 
-- the reference is fixed, so the statistic's law is the one *given that reference*. It is met by calibrating against that
-  very reference, with clean images that are not in it;
-- the calibration pool is finite. Batches drawn from it without replacement vary less than fresh ones, and the pool itself
-  lies to one side of the truth. The first is met by drawing batches with replacement (pairs of copies of one image are
-  left out of the statistic: they would look like an attack), the second by an upper confidence bound over resampled pools.
+    MMD²_u(batch) = mean_{i≠j} ⟨φ̃_i, φ̃_j⟩ + 2 ⟨mean_i φ̃_i, δ⟩ + |δ|² + a known constant,     δ = μ_P - μ_reference
 
-Given the reference, MMD²_u of a batch is a U-statistic of the batch alone, with kernel u(a,b) = k(a,b) - c(a) - c(b), where
-c is the mean kernel with the reference. Its quantile is measured once, on many batches from the pool. For a resampled
-pool its mean and variance follow in closed form (Hoeffding), and the quantile is moved and scaled accordingly.
+Only δ is unknown. Its plug-in δ̂ = μ_pool - μ_reference has the pool's noise in it: E⟨δ̂,Cδ̂⟩ = ⟨δ,Cδ⟩ + tr C² / N (C is φ's
+covariance), so the plug-in variance of the statistic is too large, and a resampled pool adds the same excess again. The
+reference too is a sample of P, of M images: before the pool is seen δ ~ (0, τC) with τ = 1/M, and with
+δ̂ | δ ~ (δ, C/N) follows δ | δ̂ ~ (w·δ̂, w·C/N), w = τ / (τ + 1/N). Its ⟨δ,Cδ⟩ is unbiased: w²(τ + 1/N) + w/N = τ.
+A reference that is clearly no sample of the pool's law (|δ̂|² beyond all that chance gave) gets τ = |δ̂|²/tr C - 1/N.
+
+Draws of δ are resampled pools, batches are drawn from the pool with replacement. Pairs of copies of one image are left out.
+The threshold in force is an upper quantile over δ of the batches' quantile, the p-values' law the mixture over δ.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -22,7 +25,8 @@ from twoprong.errors import InputError
 from twoprong.progress import Progress, silent
 
 BATCHES = 5000  # batches drawn per size: their quantile misses the wanted rate of 5 % by ± 0.3 points (one sigma)
-POOLS = 1000  # resampled pools: what the confidence bound is a quantile of
+DRAWS = 300  # of δ: what the confidence bound is a quantile of
+LEVELS = 999  # equally likely values of the null law that are kept per size: p-values have steps of 1/1000
 
 
 class Thresholds(NamedTuple):
@@ -43,7 +47,7 @@ class Thresholds(NamedTuple):
                 f"{int(self.sizes[0])} to {int(self.sizes[-1])} images" if len(self.sizes) else "no size: calibrate first"
             )
             raise InputError(f"batch of {size} image{'s' * (size != 1)}: expected {known}, the sizes that are calibrated")
-        return _interpolate(size, self.sizes, self.upper)
+        return float(between(size, self.sizes, self.upper))
 
 
 def calibrate(
@@ -55,27 +59,27 @@ def calibrate(
     confidence: float,
     generator: torch.Generator,
     progress: Progress = silent,
-) -> Thresholds:
+) -> tuple[Thresholds, Tensor]:
     """Thresholds for MMD²_u (full cross mean) between a fixed reference and clean batches of the given sizes.
 
     `k_pool` is the calibration images' Gram matrix, `k_reference_pool` (reference × pool) their kernel with the reference,
-    `within_reference` the reference's own off-diagonal mean.
+    `within_reference` the reference's own off-diagonal mean. Beside the table comes the null law: one row per size of
+    `LEVELS` rising values, between which the statistic of a clean batch falls equally often.
     """
-    u = centred(k_pool, k_reference_pool)
-    count = len(u)
-    pools = shares_of(torch.randint(count, (POOLS, count), generator=generator), count).to(u)
-    here = _moments(u, torch.full((1, count), 1 / count).to(u))
-    resampled = _moments(u, pools)
-    upper, central = [], []
+    law, count = _law(k_pool, k_reference_pool, within_reference, generator), len(k_pool)
+    levels = torch.arange(1, LEVELS + 1, dtype=torch.double) / (LEVELS + 1)
+    upper, central, null = [], [], []
     for step, size in enumerate(sizes.tolist()):
-        drawn = torch.randint(count, (BATCHES, size), generator=generator)
-        quantile = torch.quantile(statistics(u, shares_of(drawn, count).to(u)), 1 - rate)
-        standardised = (quantile - here.mean) / here.deviation(size)
-        over_pools = resampled.mean + standardised * resampled.deviation(size)
-        upper.append(torch.quantile(over_pools, confidence) + within_reference)
-        central.append(quantile + within_reference)
+        batches = shares_of(torch.randint(count, (BATCHES, size), generator=generator), count).to(k_pool)
+        values = statistics(law.pairs, batches) + 2 * law.slopes @ batches.T + law.offsets[:, None]
+        reached = values.kthvalue(math.ceil((1 - rate) * BATCHES), 1).values
+        upper.append(torch.quantile(reached, confidence))
+        mixed = values.flatten()[::13].double()  # enough, and every batch and every δ is among them
+        central.append(torch.quantile(mixed, 1 - rate))
+        null.append(torch.quantile(mixed, levels.to(mixed)))
         progress("calibrate", step + 1, len(sizes), f"batches of {size}")
-    return Thresholds(sizes, torch.stack(upper).double().cpu(), torch.stack(central).double().cpu())
+    table = Thresholds(sizes, torch.stack(upper).double().cpu(), torch.stack(central).double().cpu())
+    return table, torch.stack(null).float().cpu()
 
 
 def measured_sizes(smallest: int, largest: int, ratio: float = 1.35) -> Tensor:
@@ -87,27 +91,37 @@ def measured_sizes(smallest: int, largest: int, ratio: float = 1.35) -> Tensor:
     return torch.tensor(sorted(sizes))
 
 
-class _Moments(NamedTuple):
-    """Of u(a,b) under one or more pools: its mean, the variance of its projection E_b u(a,b), and its own variance."""
+class _Law(NamedTuple):
+    """The statistic of clean batches: the mean of `pairs` over a batch's pairs, plus 2·(mean slope), plus the offset.
 
-    mean: Tensor
-    projected: Tensor
-    total: Tensor
+    `pairs` is ⟨φ̃_a, φ̃_b⟩ over the pool, zero for a = b; per draw of δ, `slopes` is ⟨φ̃_a, δ⟩ and `offsets` |δ|² + constant.
+    """
 
-    def deviation(self, n: int) -> Tensor:
-        """The standard deviation of the U-statistic of n draws: 4(n-2)/n(n-1) ζ₁ + 2/n(n-1) ζ₂ (Hoeffding 1948)."""
-        return ((4 * (n - 2) * self.projected + 2 * self.total) / (n * (n - 1))).sqrt()
+    pairs: Tensor
+    slopes: Tensor
+    offsets: Tensor
 
 
-def _moments(u: Tensor, shares: Tensor) -> _Moments:
-    """Moments over pairs of different images, for each row of `shares` (the weight of every image in that pool)."""
-    pairs = 1 - shares.square().sum(1)
-    rows = shares @ u
-    mean = torch.linalg.vecdot(rows, shares) / pairs
-    projection = rows / (1 - shares)
-    projected = torch.linalg.vecdot(shares, (projection - mean[:, None]).square())
-    total = torch.linalg.vecdot(shares @ u.square(), shares) / pairs - mean.square()
-    return _Moments(mean, projected, total.clamp_min(1e-20))
+def _law(k_pool: Tensor, k_reference_pool: Tensor, within_reference: float, generator: torch.Generator) -> _Law:
+    """The posterior of the module's first lines."""
+    count, others = len(k_pool), len(k_reference_pool)
+    mean, cross = k_pool.mean(0), k_reference_pool.mean(0)
+    gram = k_pool - mean[:, None] - mean[None, :] + mean.mean()
+    slope = (mean - cross) - (mean - cross).mean()
+    length = within_reference + (k_pool.diagonal().mean() - within_reference) / others  # |μ_reference|²
+    squared = mean.mean() - 2 * cross.mean() + length  # |δ̂|²
+    noise = shares_of(torch.randint(count, (DRAWS, count), generator=generator), count).to(k_pool) - 1 / count
+    moved = noise @ gram
+    noises = torch.linalg.vecdot(moved, noise)  # |noise|², of the law that a pool's own mean has around the truth
+    trace = gram.diagonal().sum() / (count - 1)
+    chance = noises.max() * (1 + count / others)
+    prior = torch.where(squared > chance, squared / trace - 1 / count, torch.full_like(squared, 1 / others))
+    weight = prior / (prior + 1 / count)
+    slopes = weight * slope + weight.sqrt() * moved
+    offsets = weight**2 * squared + 2 * weight**1.5 * (noise @ slope) + weight * noises + within_reference - length
+    pairs = gram.clone().fill_diagonal_(0)
+    pairs = (pairs - pairs.sum() / (count * (count - 1))).fill_diagonal_(0)  # of fresh images the mean is zero
+    return _Law(pairs, slopes, offsets)
 
 
 def centred(k_pool: Tensor, k_reference_pool: Tensor) -> Tensor:
@@ -128,11 +142,11 @@ def shares_of(drawn: Tensor, count: int) -> Tensor:
     return torch.zeros(len(drawn), count).scatter_add_(1, drawn, weight)
 
 
-def _interpolate(size: int, sizes: Tensor, values: Tensor) -> float:
-    """Piecewise linear in 1/size; `size` must lie within `sizes`."""
+def between(size: int, sizes: Tensor, values: Tensor) -> Tensor:
+    """The row of `values` for a size, piecewise linear in 1/size between `sizes`, within which it must lie."""
     right = int(torch.searchsorted(sizes, size))
     if sizes[right] == size:
-        return float(values[right])
+        return values[right]
     low, high = float(sizes[right - 1]), float(sizes[right])
     weight = (1 / size - 1 / low) / (1 / high - 1 / low)
-    return float(values[right - 1] * (1 - weight) + values[right] * weight)
+    return values[right - 1] * (1 - weight) + values[right] * weight

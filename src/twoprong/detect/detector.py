@@ -1,16 +1,20 @@
 """The detector: a kernel, a fixed clean reference, and thresholds by batch size."""
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from twoprong.config import DetectorConfig
 from twoprong.data.tensors import image_digests
-from twoprong.detect.calibrate import Thresholds, calibrate, measured_sizes
+from twoprong.detect.cached import Cached
+from twoprong.detect.calibrate import Thresholds, between, calibrate, measured_sizes
+from twoprong.detect.checks import check_alarm, check_finite, check_kernel, check_shapes
+from twoprong.detect.copies import copies
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
 from twoprong.detect.null import memberships, null_of, p_value, reached
@@ -23,7 +27,14 @@ LEAST = 10  # calibration images: of fewer, a resampled pool may be copies of on
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the test says of one batch. `p_value` is the permutation test's, beside the calibrated decision."""
+    """What the test says of one batch.
+
+    `p_value` is the share of clean batches with such a statistic or a larger one, under the law that the thresholds come
+    from: the calibrated null, given the reference. It is uniform on unseen clean batches as far as calibration can tell, and
+    at least 1/1000. Detectors without that law (of older bundles, or with a constant threshold) give the permutation test's
+    p-value instead, which holds on average over references, not for this one. A statistic that is not finite is flagged, and
+    has a p-value of NaN.
+    """
 
     adversarial: bool
     statistic: float
@@ -43,17 +54,20 @@ class Detector(nn.Module):
     sizes: Tensor
     upper: Tensor
     central: Tensor
+    null: Tensor  # equally likely values of clean batches' statistic, one row per size; no row: the law is not known
     calibrated_on: Tensor  # a digest per calibration image, so that an evaluation can tell that its images are others
 
     def __init__(self, kernel: DeepKernel, reference: Sample, permutations: int = 200) -> None:
         super().__init__()
         if len(reference) < 2:
             raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
+        check_finite(reference, "reference")
+        check_kernel(kernel, reference.features)
         self.kernel = kernel
         self.permutations = permutations
         self._labels: dict[tuple[object, ...], Tensor] = {}
-        self._gram_seen: _Seen | None = None
-        self._table_seen: _Seen | None = None
+        self._gram_seen: Cached | None = None
+        self._table_seen: Cached | None = None
         self.register_buffer("reference_pixels", reference.pixels.detach().clone())
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("calibrated_on", torch.zeros(0, dtype=torch.long))
@@ -88,17 +102,17 @@ class Detector(nn.Module):
         """The reference's Gram matrix, computed once for the reference and the kernel as they are."""
         sources, seen = (*self.reference, *self.kernel.parameters(), *self.kernel.buffers()), self._gram_seen
         if seen is None or not seen.holds(sources):
-            seen = self._gram_seen = _Seen.of(sources, self._gram(self.reference, self.reference))
+            seen = self._gram_seen = Cached.of(sources, self._gram(self.reference, self.reference))
         return cast(Tensor, seen.value)
 
     def _read(self) -> "_Read":
         """What the thresholds say, in plain numbers: asking tensors at every batch would be most of the decision."""
-        columns, seen = (self.sizes, self.upper, self.central), self._table_seen
+        columns, seen = (self.sizes, self.upper, self.central, self.null), self._table_seen
         if seen is None or not seen.holds(columns):
-            table = Thresholds(*(column.cpu() for column in columns))
-            ends = table.sizes.tolist()
-            read = _Read(table, range(ends[0], ends[-1] + 1) if ends else range(0), {})
-            seen = self._table_seen = _Seen.of(columns, read)
+            *table, null = (column.cpu() for column in columns)
+            ends = table[0].tolist()
+            read = _Read(Thresholds(*table), null, range(ends[0], ends[-1] + 1) if ends else range(0), {}, {})
+            seen = self._table_seen = Cached.of(columns, read)
         return cast(_Read, seen.value)
 
     def calibrate(self, clean: Sample, config: DetectorConfig, seed: int, progress: Progress = silent) -> "Detector":
@@ -112,8 +126,10 @@ class Detector(nn.Module):
             return self._set_thresholds(Thresholds(sizes, constant, constant.clone()))
         if len(clean) < LEAST:
             raise InputError(f"calibrate: expected {LEAST} or more clean images, got {len(clean)}")
+        check_finite(clean, "calibrate: clean images")
         self.calibrated_on = image_digests(clean.pixels).to(self.reference_features.device)
-        table = calibrate(
+        clean = _once(clean)
+        table, null = calibrate(
             self._gram(clean, clean),
             self._gram(self.reference, clean),
             off_diagonal_mean(self.k_reference).item(),
@@ -123,7 +139,7 @@ class Detector(nn.Module):
             generator(seed, "calibrate"),
             progress,
         )
-        return self._set_thresholds(table)
+        return self._set_thresholds(table, null)
 
     def statistic(self, batch: Sample) -> Tensor:
         """MMD²_u between the reference and a batch of 2 or more, as a scalar tensor; differentiable in the batch."""
@@ -135,18 +151,25 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def forward(self, batch: Sample) -> Verdict:
-        """Judge a batch of a calibrated size: adversarial when the statistic reaches the threshold."""
+        """Judge a batch of a calibrated size: adversarial when the statistic reaches the threshold. Copies count once."""
+        batch = _once(batch)
         value, times = self.measure(batch, *self.against(len(batch))).tolist()
         return self.verdict(value, times, len(batch))
 
     def verdict(self, value: float, times: float, size: int) -> Verdict:
         """What `measure` found on a batch of `size`, judged."""
-        return Verdict(self.flags(value, size), value, self.threshold(size), p_value(times, self.permutations))
+        known, count = self._levels(size), self.permutations
+        if known:
+            times, count = len(known) - bisect_left(known, value), len(known)
+        p = p_value(times, count) if math.isfinite(value) else math.nan
+        return Verdict(self.flags(value, size), value, self.threshold(size), p)
 
     def measure(self, batch: Sample, k_reference: Tensor, memberships: Tensor) -> Tensor:
         """The statistic, and how many of the relabelled samples reach it: a tensor of two, so that a GPU is asked once."""
         k_xy, k_yy = self.kernel(self.reference, batch), self.kernel(batch, batch)
         statistic = mmd2(k_reference, k_yy, k_xy, paired=False)
+        if not len(memberships):
+            return torch.stack([statistic, torch.zeros_like(statistic)])
         gram = torch.cat([torch.cat([k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
         null = null_of(gram, len(self.reference), memberships.to(gram.dtype))
         return torch.stack([statistic, reached(null, statistic).to(statistic.dtype)])
@@ -154,7 +177,8 @@ class Detector(nn.Module):
     def against(self, size: int) -> tuple[Tensor, Tensor]:
         """What a batch of `size` is measured against: the reference's Gram matrix and the relabellings.
 
-        The relabellings are always the same, so that one batch has one p-value, and they are kept.
+        The relabellings are always the same, so that one batch has one p-value, and they are kept. There are none where the
+        null law is known.
 
         Raises InputError for a size that is not calibrated.
         """
@@ -164,15 +188,19 @@ class Detector(nn.Module):
                 "sizes this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
             )
         device, count = self.reference_features.device, len(self.reference)
-        key = size, count, self.permutations, device
+        wanted = 0 if len(self.null) else self.permutations
+        key = size, count, wanted, device
         if key not in self._labels:
             draw = generator(0, "permutations", device=device)
-            self._labels[key] = memberships(count, size, self.permutations, draw)
+            self._labels[key] = memberships(count, size, wanted, draw)
         return self.k_reference, self._labels[key]
 
     def flags(self, statistic: float, size: int) -> bool:
-        """Whether a batch of `size` with this statistic is called adversarial: the one place that decides."""
-        return statistic >= self.threshold(size)
+        """Whether a batch of `size` with this statistic is called adversarial: the one place that decides.
+
+        A statistic that is no number is: one image whose features are not finite sends its whole batch the safe way.
+        """
+        return not (math.isfinite(statistic) and statistic < self.threshold(size))
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor], permutations: int) -> "Detector":
@@ -181,17 +209,18 @@ class Detector(nn.Module):
         try:
             fitted = DeepKernel(projection=kernel.get("projection"))
             fitted.load_state_dict(kernel)
-            _check_kernel(fitted, state["reference_features"])
+            check_kernel(fitted, state["reference_features"])
             reference = Sample(state["reference_pixels"], state["reference_features"])
             table = Thresholds(state["sizes"], state["upper"], state["central"])
-            _check_shapes(reference, table)
+            null = state.get("null", torch.zeros(0, 0))
+            check_shapes(reference, table, null)
             detector = cls(fitted.requires_grad_(False), reference, permutations)
-            detector._set_thresholds(table)
+            detector._set_thresholds(table, null)
             digests = state.get("calibrated_on", detector.calibrated_on)
             if digests.ndim != 1 or digests.dtype != torch.long:
                 raise InputError(f"not a detector's tensors: digests of {digests.dtype} {tuple(digests.shape)}")
             detector.calibrated_on = digests
-            detector.load_state_dict({"calibrated_on": digests, **state})
+            detector.load_state_dict({"calibrated_on": digests, "null": null, **state})
         except (RuntimeError, KeyError) as error:
             raise InputError(f"not a detector's tensors: {' '.join(str(error).split())}") from error
         return detector
@@ -200,62 +229,49 @@ class Detector(nn.Module):
         with torch.inference_mode(False), torch.no_grad():  # what is kept must serve attackers' gradients later
             return self.kernel(x, z)
 
-    def _set_thresholds(self, table: Thresholds) -> "Detector":
-        for name, column in zip(("sizes", "upper", "central"), table, strict=True):
+    def _set_thresholds(self, table: Thresholds, null: Tensor | None = None) -> "Detector":
+        check_alarm(self.kernel, self.reference, table)
+        law = torch.zeros(0, 0) if null is None else null
+        for name, column in zip(("sizes", "upper", "central", "null"), (*table, law), strict=True):
             self.register_buffer(name, column.to(self.reference_features.device))
         return self
 
+    def _levels(self, size: int) -> list[float]:
+        """The null law of a batch of `size` as rising values; empty where it is not known."""
+        read = self._read()
+        if size not in read.levels:
+            read.levels[size] = between(size, read.table.sizes, read.null).tolist() if len(read.null) else []
+        return read.levels[size]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Detector":
+        refuse_half(fn)
+        return cast(Detector, super()._apply(fn, recurse))
+
 
 class _Read(NamedTuple):
-    """The table of thresholds as it was read: for which sizes, and what was asked of it."""
+    """The table of thresholds and the null law as they were read: for which sizes, and what was asked of them."""
 
     table: Thresholds
+    null: Tensor
     offered: range
     found: dict[int, float]
+    levels: dict[int, list[float]]
 
 
-class _Seen(NamedTuple):
-    """A value that was computed from tensors, and which tensors these were, so that nothing stale is ever used."""
-
-    sources: tuple[Tensor, ...]
-    versions: tuple[int | None, ...]
-    value: Any
-
-    @classmethod
-    def of(cls, sources: Iterable[Tensor], value: Any) -> "_Seen":
-        kept = tuple(sources)
-        return cls(kept, tuple(map(_version, kept)), value)
-
-    def holds(self, sources: Iterable[Tensor]) -> bool:
-        """Whether these are the same tensors, unchanged since."""
-        now = tuple(sources)
-        same = len(now) == len(self.sources) and all(one is other for one, other in zip(now, self.sources, strict=True))
-        return same and None not in self.versions and self.versions == tuple(map(_version, now))
+def _once(sample: Sample) -> Sample:
+    """Every image once."""
+    found = copies(sample.pixels)
+    return sample if found is None else sample.rows(found[0])
 
 
-def _version(tensor: Tensor) -> int | None:
-    """How often a tensor was written to; None for one made in inference mode, which does not count."""
-    return None if tensor.is_inference() else tensor._version
-
-
-def _check_kernel(kernel: DeepKernel, features: Tensor) -> None:
-    """A kernel that gives numbers on these features: one that gives NaN would never flag anything."""
-    projection = kernel.projection
-    if projection is not None and (projection.ndim != 2 or len(projection) != features.shape[-1] or not projection.shape[1]):
-        raise InputError(f"not a detector's tensors: a projection of {tuple(projection.shape)} on {tuple(features.shape)}")
-    if not all(bool(value.isfinite().all()) for value in kernel.parameters()):
-        raise InputError("not a detector's tensors: expected a kernel of finite numbers")
-
-
-def _check_shapes(reference: Sample, table: Thresholds) -> None:
-    """What `load_state_dict` cannot know: that tensors of any length have the same one, and thresholds are numbers."""
-    pixels, features = reference
-    if pixels.ndim < 2 or features.ndim != 2 or len(pixels) != len(features):
-        raise InputError(f"not a detector's tensors: a reference of {tuple(pixels.shape)} and {tuple(features.shape)}")
-    lengths = [tuple(column.shape) for column in table]
-    rising = table.sizes.ndim == 1 and not table.sizes.is_floating_point() and bool((table.sizes.diff() > 0).all())
-    if not rising or len(set(lengths)) > 1 or not all(bool(column.isfinite().all()) for column in table):
-        raise InputError(f"not a detector's tensors: thresholds of {lengths}, expected rising sizes and finite numbers")
+def refuse_half(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise InputError where `fn`, which a module is about to apply to its tensors, would make them half precision."""
+    dtype = fn(torch.zeros(0)).dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        raise InputError(
+            f"detector: expected float32 or float64, got {dtype}: thresholds and statistics would lose their digits; leave "
+            "the defence in float32 and put only a classifier of your own into half precision"
+        )
 
 
 UNTESTED = Verdict(adversarial=False, statistic=math.nan, threshold=math.nan, p_value=math.nan)

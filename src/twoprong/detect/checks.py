@@ -1,0 +1,66 @@
+"""What a detector must be made of: finite numbers, tensors that fit together, and a kernel that can raise an alarm."""
+
+import torch
+from torch import Tensor
+
+from twoprong.detect.calibrate import Thresholds
+from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.errors import InputError
+
+FAR = 100  # standard deviations by which every feature of an obviously different image is off
+
+
+def check_finite(sample: Sample, what: str) -> None:
+    """Refuse images that cannot be judged: to the test they would be neither clean nor adversarial."""
+    for name, values in zip(Sample._fields, sample, strict=True):
+        wrong = ~values.detach().flatten(1).isfinite().all(1)
+        if wrong.any():
+            first = int(wrong.nonzero()[0, 0])
+            raise InputError(
+                f"{what}: expected {name} of finite numbers, got others first in image {first} of {len(sample)} "
+                f"({int(wrong.sum())} in all); leave such images out, or use another layer's features"
+            )
+
+
+def check_alarm(kernel: DeepKernel, reference: Sample, table: Thresholds) -> None:
+    """Refuse thresholds that are out of reach: a detector that never flags anything.
+
+    Two like images of the reference are set against the same two with all features far off, and must be told apart:
+    2·(k(a, b) - k(a, b far)) reaches every threshold, for the median image and its most similar other one. A kernel that is
+    blind to features (a bandwidth of nothing or without end, features that are infinitely far apart already) gives zero.
+    """
+    if not len(table.sizes):
+        return
+    features = reference.features
+    far = Sample(reference.pixels, features + FAR * features.std(0) + 1)
+    with torch.no_grad():
+        gain = (kernel(reference, reference) - kernel(reference, far)).fill_diagonal_(-torch.inf)
+    reach, highest = 2 * gain.amax(1).median().item(), table.upper.max().item()
+    if not highest < reach:  # NaN is refused too
+        raise InputError(
+            f"detector: a threshold of {highest:.4g} is never reached: with this kernel and reference, images whose "
+            f"features are all {FAR} standard deviations off give {reach:.4g}; fit again, or lower detector.threshold"
+        )
+
+
+def check_kernel(kernel: DeepKernel, features: Tensor) -> None:
+    """A kernel that gives numbers on these features."""
+    projection = kernel.projection
+    if projection is not None and (projection.ndim != 2 or len(projection) != features.shape[-1] or not projection.shape[1]):
+        raise InputError(f"not a detector's tensors: a projection of {tuple(projection.shape)} on {tuple(features.shape)}")
+    if not all(bool(value.isfinite().all()) for value in kernel.parameters()):
+        raise InputError("not a detector's tensors: expected a kernel of finite numbers")
+
+
+def check_shapes(reference: Sample, table: Thresholds, null: Tensor) -> None:
+    """What `load_state_dict` cannot know: that tensors of any length have the same one, and thresholds are numbers."""
+    pixels, features = reference
+    if pixels.ndim < 2 or features.ndim != 2 or len(pixels) != len(features):
+        raise InputError(f"not a detector's tensors: a reference of {tuple(pixels.shape)} and {tuple(features.shape)}")
+    lengths = [tuple(column.shape) for column in table]
+    rising = table.sizes.ndim == 1 and not table.sizes.is_floating_point() and bool((table.sizes.diff() > 0).all())
+    if not rising or len(set(lengths)) > 1 or not all(bool(column.isfinite().all()) for column in table):
+        raise InputError(f"not a detector's tensors: thresholds of {lengths}, expected rising sizes and finite numbers")
+    fits = null.ndim == 2 and null.is_floating_point() and len(null) in (0, len(table.sizes))
+    if not fits or not bool(null.isfinite().all()) or not bool((null.diff(dim=1) >= 0).all()):
+        raise InputError(f"not a detector's tensors: a null law of {tuple(null.shape)}, expected rising rows, one per size")

@@ -1,0 +1,39 @@
+"""Calibrates a bundle's detector anew on the images that its fit used: python tools/recalibrate.py BUNDLE CIFAR_ROOT OUT
+
+Networks, kernel and reference stay as they are. The split follows from the bundle's settings and seed, and is compared with
+the hashes that the fit left in the bundle. `python tools/ship.py OUT CIFAR_ROOT` then puts it into the package.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import twoprong as tp
+from twoprong.data import ImageData, load_data
+from twoprong.data.splits import split
+from twoprong.errors import InputError, TwoprongError
+from twoprong.recipe import sample
+
+BEFORE = "; with the thresholds before the last calibration"
+
+
+def recalibrate(defense: tp.Defense, data: ImageData) -> tp.Defense:
+    """The defence with new thresholds; raises InputError where these are not the images that it was fitted on."""
+    config = defense.config
+    parts = split(data.train, config.splits, config.seed)
+    if parts.hashes() != defense.about.get("split_hashes"):
+        raise InputError(f"{data.name}: other images than the bundle was fitted on; give the same data, in the same order")
+    defense.detector.calibrate(sample(defense.extractor, parts.calibration.images), config.detector, config.seed)
+    measured = defense.about.get("measured", {})
+    defense.about["measured"] = {command: said.removesuffix(BEFORE) + BEFORE for command, said in measured.items()}
+    defense.about["calibrated"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return defense
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    try:
+        recalibrate(tp.load(sys.argv[1]), load_data("cifar10", Path(sys.argv[2]))).save(sys.argv[3])
+    except TwoprongError as error:
+        sys.exit(f"error: {error}")

@@ -20,8 +20,8 @@ from twoprong.config import SplitConfig, as_number
 from twoprong.data import load_data, split
 from twoprong.errors import TwoprongError
 from twoprong.models.fast import fast
-from twoprong.robust.course import load_weights
 from twoprong.robust.gate import SCORES, Smallest, curve, descend, joined, operating_point, read
+from twoprong.robust.run import load_weights
 from twoprong.seeds import generator
 
 

@@ -20,7 +20,7 @@ from twoprong.data import load_data
 from twoprong.errors import TwoprongError
 from twoprong.models.fast import fast
 from twoprong.models.train import accuracy
-from twoprong.robust.course import load_weights
+from twoprong.robust.run import load_weights
 from twoprong.seeds import generator
 
 

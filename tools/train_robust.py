@@ -21,7 +21,7 @@ from twoprong.config import SplitConfig
 from twoprong.data import Labelled, load_data, split
 from twoprong.errors import TwoprongError
 from twoprong.models.precision import compiler_for
-from twoprong.robust.course import BEST, Mark, load_weights, read_marks, train
+from twoprong.robust.run import BEST, Mark, load_weights, read_marks, train
 from twoprong.robust.settings import RobustConfig
 from twoprong.robust.trainer import Exam, Trainer
 from twoprong.storage import fingerprint

@@ -26,7 +26,7 @@ ATTACKS = (
     "match",
     "alarm",
 )
-CLASSIFIERS = ("cnn", "resnet18", "resnet50", "swin-t")  # and wrn-DEPTH-WIDTH
+CLASSIFIERS = ("cnn", "resnet18", "resnet18-silu", "resnet50", "swin-t")  # and wrn-DEPTH-WIDTH
 PROTOCOLS = ("quick", "paper", "strong")
 SOURCES = ("digits", "cifar10", "cifar10-small")
 TABLES = (

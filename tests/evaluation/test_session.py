@@ -38,7 +38,7 @@ def test_a_partial_attack_is_scored_on_the_slots_it_changed_and_on_the_others(se
         before += calm[~changed].tolist()
     stated = found.slots["bare"]
     for name, right in {"attacked": attacked, "others": others, "others_clean": before}.items():
-        assert stated[name] == pytest.approx(sum(right) / len(right))
-        assert stated[f"{name}_interval"] == wilson(sum(right), len(right))
+        assert getattr(stated, name) == pytest.approx(sum(right) / len(right))
+        assert getattr(stated, f"{name}_interval") == wilson(sum(right), len(right))
     assert stated.attacked < stated.others == stated.others_clean
     assert not found.in_worst_case

@@ -8,8 +8,8 @@ from twoprong.config import AttackConfig
 from twoprong.data.digits import load_digits
 from twoprong.errors import DataError, InputError
 from twoprong.models.zoo import build
-from twoprong.robust.course import BEST, CHECKPOINT, LAST, Mark, halved, load_weights, read_marks, save_weights, train
 from twoprong.robust.losses import AWP, HAT
+from twoprong.robust.run import BEST, CHECKPOINT, LAST, Mark, halved, load_weights, read_marks, save_weights, train
 from twoprong.robust.settings import RobustConfig
 from twoprong.robust.trainer import Exam, Trainer
 from twoprong.seeds import generator, initialised

@@ -201,7 +201,8 @@ def test_class_names_are_told(defense, digits):
     assert found.names == [f"digit {label}" for label in found.labels.tolist()]
     assert found[3].name == found.names[3]
     assert "digit" in repr(known(digits.test.images[:20]))
-    assert defense.predict(digits.test.images[:20]).names is None
+    unnamed = tp.Defense(**{**vars(defense.parts), "about": {}})
+    assert unnamed.predict(digits.test.images[:20]).names is None
 
 
 def bad(images, index, value):

@@ -35,8 +35,7 @@ def fit(given: FitArguments) -> None:
     names = class_names(given.classes)
     images = load_data(given.data, given.data_root, given.image_size, given.strict, names).to(where)
     folder = given.work or given.bundle.with_name(f"{given.bundle.name}.work")
-    unseen = _held_out(given, images.classes, where)
-    if is_finished(given, settings, images, None if unseen == "none" else unseen, inner):
+    if given.resume and is_finished(given, settings, images, _learned_elsewhere(given, images.classes, where), inner):
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         _say_finished(given.bundle, given.as_json)
         return
@@ -48,6 +47,7 @@ def fit(given: FitArguments) -> None:
         training = Training(settings, folder, given.resume, progress, inner)
         normalisation = Normalisation(given.mean, given.std)
         model = get_classifier(given.classifier, given.weights, images, training, given.weights_inside, normalisation)
+        unseen = _held_out(given, images.classes, where)
         test = images.test if _is_unlearned(given) else None
         kind = "clean test images" if test is not None else f"images of {given.data} that it may have learned"
         bare = accuracy(model, images.test)
@@ -95,6 +95,12 @@ def _held_out(given: FitArguments, classes: tuple[str, ...], where: torch.device
         return "none"
     place = str(part_folder(given.data, "val")) if choice == "val" else choice
     return load_data(place, None, given.image_size, given.strict, classes).everything().to(where)
+
+
+def _learned_elsewhere(given: FitArguments, classes: tuple[str, ...], where: torch.device) -> Labelled | None:
+    """The images of --held-out, if there are any."""
+    chosen = _held_out(given, classes, where)
+    return chosen if isinstance(chosen, Labelled) else None
 
 
 def _is_unlearned(given: FitArguments) -> bool:

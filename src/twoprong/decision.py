@@ -1,5 +1,6 @@
 """What a defence says of one batch, as a whole and image by image."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +22,7 @@ class Prediction:
     adversarial: bool
 
 
-class PerImage:
+class PerImage(ABC):
     """Images in order: `len(answers)`, `answers[3]`, `for answer in answers`."""
 
     labels: Any  # (N,)
@@ -46,9 +47,9 @@ class PerImage:
     def __iter__(self) -> Iterator[Prediction]:
         return (self[index] for index in range(len(self)))
 
+    @abstractmethod
     def _flagged(self, index: int) -> bool:
         """Whether the batch of an image was flagged."""
-        raise NotImplementedError
 
     def _first(self) -> str:
         """The first labels, by name if they have one."""

@@ -93,6 +93,12 @@ SOURCES = {
     "loader of a stream": lambda images: DataLoader(Stream(list(images)), batch_size=64),
     "generator": lambda images: (part for part in images.split(41)),
     "generator of pairs": lambda images: ((part, None) for part in images.split(41)),
+    "generator of images": iter,
+    "generator of arrays, channels last": lambda images: (one.permute(1, 2, 0).numpy() for one in as_bytes(images)),
+    "generator of images with labels": lambda images: ((image, torch.tensor(3)) for image in images),
+    "generator of labelled pictures": lambda images: ((Image.fromarray(one), 3) for one in as_bytes(images)[:, 0].numpy()),
+    "generator of lists": lambda images: (list(part) for part in images.split(41)),
+    "loader of single images": lambda images: DataLoader(TensorDataset(images, torch.zeros(len(images))), batch_size=None),
     "list of batches": lambda images: list(images.split(41)),
 }
 
@@ -237,3 +243,37 @@ def test_results_are_in_the_cpus_memory_and_carry_no_gradient(defense, digits):
     assert not found.probabilities.requires_grad
     assert (found.labels.device.type, found.labels.dtype) == ("cpu", torch.int64)
     assert np.allclose(found.probabilities.sum(1), 1)
+
+
+def test_a_stream_gives_the_answers_of_predict_image_by_image(defense, mixed):
+    expected = defense.predict(mixed, generator=torch.Generator().manual_seed(1))
+    found = list(tp.stream(defense, mixed, generator=torch.Generator().manual_seed(1)))
+    assert [one.label for one in found] == expected.labels.tolist()
+    assert [one.adversarial for one in found] == expected.adversarial.tolist()
+    assert torch.equal(torch.stack([one.probabilities for one in found]), expected.probabilities)
+
+
+def test_a_stream_without_an_end_is_answered_as_it_comes(defense, digits):
+    read = 0
+
+    def endless():
+        nonlocal read
+        while True:
+            read += 1
+            yield digits.test.images[read % 200]
+
+    found = tp.stream(defense, endless(), batch_size=20)
+    assert [next(found).label for _ in range(30)] == defense.predict(digits.test.images[1:31], batch_size=20).labels.tolist()
+    assert read <= 80  # two batches, and what was read at a time
+
+
+def test_a_stream_answers_what_came_before_a_mistake(defense, digits):
+    images = digits.test.images[:100]
+    found = tp.stream(defense, iter([*images.split(20), images[:20, :, :7]]), batch_size=20)
+    assert len([next(found) for _ in range(60)]) == 60
+    with pytest.raises(InputError, match=r"from image 100 on: .*got \(1, 7, 8\)"):
+        list(found)
+    with pytest.raises(InputError, match="batch_size: expected 2 or more"):
+        tp.stream(defense, images, batch_size=1)  # at the call, not at the first answer
+    with pytest.raises(InputError, match="at least one image"):
+        next(tp.stream(defense, iter([])))

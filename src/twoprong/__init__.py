@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from twoprong.evaluation.options import EvaluateOptions
     from twoprong.evaluation.run import Evaluation, evaluate
     from twoprong.models.dunet import DUNet
-    from twoprong.predict import Predictions
+    from twoprong.predict import Predictions, stream
     from twoprong.recipe import fit
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "fit",
     "load",
     "mmd2",
+    "stream",
 ]
 
 # Where each name lives. It is imported when it is first asked for: torch takes a second, and `twoprong --help` needs none.
@@ -64,6 +65,7 @@ _HOMES = {
     "fit": "recipe",
     "load": "defense",
     "mmd2": "detect.mmd",
+    "stream": "predict",
 }
 
 

@@ -9,7 +9,7 @@ In the paper's mode the passing route is the classifier, the flagged one noise â
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast, get_args
@@ -27,7 +27,7 @@ from twoprong.detect.detector import UNTESTED, Detector, Verdict, refuse_half
 from twoprong.detect.kernel import Sample
 from twoprong.errors import InputError
 from twoprong.models.features import Features, FeatureSource
-from twoprong.predict import Predictions, Source, predict
+from twoprong.predict import Predictions, Source, judged, predict
 from twoprong.progress import Progress
 from twoprong.routes import NOTHING, Known, Route
 from twoprong.whitebox import WhiteBox
@@ -127,13 +127,23 @@ class Defense(WhiteBox):
     ) -> Predictions:
         """Labels, probabilities and the verdict on every batch, in order, for any number of images.
 
-        `images` is what a call takes, or a Dataset, a DataLoader (labels are ignored) or a generator of batches, of which
-        no more than two batches are in memory. Batches are at most as large as the test allows; a small remainder joins
-        the last one. Fewer images in all than can be tested are the policy's (`on_small_batch`). `progress` is a bar on
-        stderr if that is a terminal, or a listener of your own.
+        `images` is what a call takes, or a Dataset, a DataLoader (labels are ignored) or a generator of batches or images,
+        of which no more than two batches are in memory. Batches are at most as large as the test allows; a small remainder
+        joins the last one. Fewer images in all than can be tested are the policy's (`on_small_batch`). `progress` is a bar
+        on stderr if that is a terminal, or a listener of your own.
         """
+        return predict(self.batches(images, batch_size, progress, generator))
+
+    def batches(
+        self,
+        images: Source,
+        batch_size: int = 100,
+        progress: Progress | bool | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Predictions]:
+        """As `predict`, one batch after the other. `tp.stream` gives them image by image."""
         judge = partial(self, generator=generator)
-        return predict(judge, self._check, self.detector.batch_sizes, images, batch_size, progress)
+        return judged(judge, self._check, self.detector.batch_sizes, images, batch_size, progress)
 
     def look(self, images: Tensor, k_reference: Tensor, memberships: Tensor) -> tuple[Tensor, Tensor]:
         """The extractor's logits; and in one tensor what the detector measures and the extent of the images."""

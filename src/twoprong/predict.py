@@ -1,4 +1,7 @@
-"""Any number of images through a defence, in order: cut into batches that can be tested, one or two in memory at a time."""
+"""Any number of images through a defence, in order: cut into batches that can be tested, one or two in memory at a time.
+
+`Predictions` of one batch after the other are the one way through; `predict` joins them, `stream` gives their images.
+"""
 
 import builtins
 from bisect import bisect_right
@@ -6,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from twoprong.data.images import ImageLike
 from twoprong.data.pictures import is_picture
 from twoprong.data.tensors import Labelled
-from twoprong.decision import Decision, PerImage
+from twoprong.decision import Decision, PerImage, Prediction
 from twoprong.errors import InputError
 from twoprong.progress import Progress, showing
 
@@ -66,39 +69,77 @@ class Predictions(PerImage):
         return f"Predictions({len(self):,} images, {verdicts}: {self._first()})"
 
 
-def predict(
+class Batchwise(Protocol):
+    """A defence, as far as `stream` knows it."""
+
+    def batches(
+        self, images: Source, batch_size: int, progress: Progress | bool | None, generator: torch.Generator | None
+    ) -> Iterator[Predictions]: ...
+
+
+def stream(
+    defense: Batchwise,
+    images: Source,
+    batch_size: int = 100,
+    progress: Progress | bool | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Prediction]:
+    """One `Prediction` per image, in order, as soon as its batch is judged; for sources without an end, too.
+
+    Everything is as in `Defense.predict`, except that no answer is kept: two batches of images are all that is in memory.
+    `images` may also be a generator of single images, with or without labels. A batch that has been judged stays judged: an
+    InputError about a later one comes when that one is reached.
+    """
+    return chain.from_iterable(defense.batches(images, batch_size, progress, generator))
+
+
+def predict(batches: Iterable[Predictions]) -> Predictions:
+    """The batches as one."""
+    parts = list(batches)
+    return Predictions(
+        torch.cat([part.labels for part in parts]),
+        torch.cat([part.probabilities for part in parts]),
+        tuple(verdict for part in parts for verdict in part.batches),
+        parts[-1].classes,
+    )
+
+
+def judged(
     judge: Callable[[Tensor], Decision],
     check: Callable[[Any], Tensor],
     sizes: range,
     source: Source,
     batch_size: int,
     progress: Progress | bool | None,
-) -> Predictions:
-    """`judge` called with batches of `batch_size`, or as many as `sizes`, which can be tested, allow.
+) -> Iterator[Predictions]:
+    """`judge` called with batches of `batch_size`, or as many as `sizes`, which can be tested, allow; each as Predictions.
 
     `check` makes a batch of what the source gives. Where a source is wrong the InputError says at which images.
     """
     if batch_size < sizes[0]:
         raise InputError(f"batch_size: expected {sizes[0]} or more, fewer cannot be tested, got {batch_size}")
     size, total = min(batch_size, sizes[-1]), _count(source)
-    labels: list[Tensor] = []
-    probabilities: list[Tensor] = []
-    verdicts: list[BatchVerdict] = []
-    classes, done = None, 0
-    with showing(progress) as listen:
-        for batch in rebatched(_checked(pieces(source, size), check), size, sizes):
-            here = slice(done, done + len(batch))
-            with _from_image(done):
-                decision = judge(batch)
-            labels.append(decision.labels.cpu())
-            probabilities.append(decision.probabilities.cpu())
-            test = (decision.adversarial, decision.statistic, decision.threshold, decision.p_value, decision.tested)
-            verdicts.append(BatchVerdict(here, *test))
-            classes, done = decision.classes, here.stop
-            listen("predict", done, max(total, done), f"{sum(one.adversarial for one in verdicts)} flagged")
-    if not done:
-        raise InputError(f"images: expected at least one image, got an empty {type(source).__name__}")
-    return Predictions(torch.cat(labels), torch.cat(probabilities), tuple(verdicts), classes)
+
+    def each() -> Iterator[Predictions]:
+        done = flagged = 0
+        with showing(progress) as listen:
+            for batch in rebatched(_checked(pieces(source, size), check), size, sizes):
+                with _from_image(done):
+                    decision = judge(batch)
+                here = slice(done, done + len(batch))
+                done, flagged = here.stop, flagged + decision.adversarial
+                listen("predict", done, max(total, done), f"{flagged} flagged")
+                yield _one_batch(decision, here)
+        if not done:
+            raise InputError(f"images: expected at least one image, got an empty {type(source).__name__}")
+
+    return each()
+
+
+def _one_batch(decision: Decision, here: slice) -> Predictions:
+    test = (decision.adversarial, decision.statistic, decision.threshold, decision.p_value, decision.tested)
+    verdict = BatchVerdict(here, *test)
+    return Predictions(decision.labels.cpu(), decision.probabilities.cpu(), (verdict,), decision.classes)
 
 
 def rebatched(parts: Iterable[Tensor], size: int, sizes: range) -> Iterator[Tensor]:
@@ -146,7 +187,8 @@ def pieces(source: Any, size: int) -> Iterator[Any]:
     elif isinstance(source, IterableDataset):
         yield from _grouped(iter(source), size)
     elif isinstance(source, DataLoader) or (isinstance(source, Iterable) and not hasattr(source, "__len__")):
-        yield from map(_batch_images, source)
+        single, items = _peeked(iter(source))
+        yield from _grouped(items, size) if single else map(_batch_images, items)
     elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
         yield from _grouped((source[index] for index in range(len(source))), size)
     else:
@@ -158,6 +200,23 @@ def _grouped(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
     """Single images, or pairs (image, label), as lists of images."""
     while group := [item[0] if isinstance(item, tuple | list) and item else item for item in islice(items, size)]:
         yield group
+
+
+def _peeked(items: Iterator[Any]) -> tuple[bool, Iterator[Any]]:
+    """Whether the items are single images, by the first of them; and all of them. The first is not kept alive."""
+    first = list(islice(items, 1))
+    return bool(first) and _is_single(first[0]), chain(first, items)
+
+
+def _is_single(item: Any) -> bool:
+    """Whether an item of a stream is one image, alone or with its label, and not a batch."""
+    if isinstance(item, tuple | list):
+        return len(item) > 1 and _is_image(item[0]) and not all(map(_is_image, item))
+    return _is_image(item)
+
+
+def _is_image(value: Any) -> bool:
+    return is_picture(value) or (isinstance(value, Tensor | np.ndarray) and value.ndim in (2, 3))
 
 
 def _batch_images(batch: Any) -> Any:

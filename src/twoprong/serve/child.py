@@ -1,0 +1,87 @@
+"""The worker process: `python -m twoprong.serve.child SETTINGS`. Reads batches from stdin, writes answers to stdout.
+
+It ends when stdin does. Signals are the service's business: on SIGTERM it drains first, and the worker has to outlive that.
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any, BinaryIO
+
+from twoprong.errors import TwoprongError
+from twoprong.serve import wire
+
+
+def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
+    """Load the bundle, say what it is, then answer batch after batch. A batch that fails is answered with its error."""
+
+    def say(head: Any, body: bytes = b"") -> None:
+        target.write(wire.pack(head, body))
+        target.flush()
+
+    try:
+        import torch
+
+        from twoprong.defense import load
+        from twoprong.shipped import find
+
+        if settings["threads"]:
+            torch.set_num_threads(settings["threads"])
+        path = find(settings["bundle"])
+        defense = load(path, device=settings["device"], on_small_batch=settings["on_small_batch"], allow=settings["allow"])
+    except (TwoprongError, OSError) as error:
+        say({"error": str(error)})
+        return
+    shape = tuple(defense.reference_images().shape[1:])
+    sizes = defense.detector.batch_sizes
+    say({
+        "name": path.name,
+        "shape": shape,
+        "sizes": [sizes[0], sizes[-1]],
+        "classes": defense.about.get("classes"),
+        "false_alarm_rate": defense.config.detector.false_alarm_rate,
+    })  # fmt: skip
+    while (message := wire.read(source)) is not None:
+        head, body = message
+        try:
+            reply = _judged(defense, shape, head, body)
+        except Exception as error:  # whatever it is, it is this batch's
+            reply = {"error": f"{type(error).__name__}: {error}"}, b""
+        say(*reply)
+
+
+def _judged(defense: Any, shape: tuple[int, ...], head: Any, body: bytes) -> tuple[Any, bytes]:
+    import numpy as np
+    import torch
+
+    from twoprong.serve.judge import judge
+
+    images = torch.from_numpy(np.stack(list(wire.arrays(body, head["kinds"], shape))))
+    found = judge(defense, images, head["keys"])
+    whole = found.decision
+    facts = {
+        "numbers": head["numbers"],
+        "flagged": found.flagged,
+        "blamed": found.blamed,
+        "adversarial": whole.adversarial,
+        "tested": whole.tested,
+        **{name: value if np.isfinite(value) else None for name, value in
+           (("statistic", whole.statistic), ("threshold", whole.threshold), ("p_value", whole.p_value))},
+    }  # fmt: skip
+    return facts, found.probabilities.float().cpu().numpy().tobytes()
+
+
+def main() -> None:
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not get between the messages
+    try:
+        serve(sys.stdin.buffer, target, json.loads(sys.argv[1]))
+    except BrokenPipeError:  # the service is gone
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

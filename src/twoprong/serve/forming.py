@@ -1,0 +1,143 @@
+"""Which images share a batch, and when it closes: pure rules over a clock that is given, without tasks or sleeping.
+
+A batch is the unit of a statistical test, so it matters who is in it:
+- A key with more than `max_per_key` images waiting gets a batch of its own. So does, for a while, a key that just had one.
+- The other keys share a batch, none with more than `max_per_key` images.
+
+A batch closes when it is full, when its oldest image has waited for `deadline`, or earlier, when nobody else is expected:
+once the silence since the last image is longer than the time left, fewer than one image will come by the present rate. So
+fast traffic fills batches and slow traffic does not wait in vain; the oldest of too few images always waits to the end.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from twoprong.serve.settings import BatchSettings
+
+REMEMBERED = 4096  # keys without a waiting image that are remembered
+SHARED = ""  # stands for all keys that share, among the groups; keys are not empty
+
+
+@dataclass(eq=False, slots=True)
+class Item:
+    """One image that waits for an answer. Images of one key with the same digest are copies of each other."""
+
+    number: int
+    key: str
+    payload: Any
+    digest: Hashable
+    nbytes: int = 0
+    future: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One image of a batch: an item and its copies, which get the same answer and count once."""
+
+    since: float
+    items: list[Item] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        return self.items[0].number
+
+    @property
+    def key(self) -> str:
+        return self.items[0].key
+
+    @property
+    def payload(self) -> Any:
+        return self.items[0].payload
+
+
+class Forming:
+    """The images that wait. Every call is given the time."""
+
+    def __init__(self, settings: BatchSettings) -> None:
+        self.settings = settings
+        self._waiting: dict[str, dict[Hashable, Entry]] = {}  # by key, then by digest; the oldest first
+        self._last: dict[str, float] = {}  # when the last image of a key came
+        self._alone: dict[str, float] = {}  # when a key last had a batch of its own
+        self._served: dict[str, float] = {}  # when a group last had a batch
+
+    def __len__(self) -> int:
+        """How many images wait; copies count."""
+        return sum(len(entry.items) for entry in self._entries(self._waiting))
+
+    def add(self, item: Item, now: float) -> None:
+        self._last[item.key] = now
+        self._waiting.setdefault(item.key, {}).setdefault(item.digest, Entry(now)).items.append(item)
+        if len(self._last) > REMEMBERED + len(self._waiting):
+            for memory in (self._last, self._alone, self._served):
+                for key in [key for key in memory if key not in self._waiting and key != SHARED]:
+                    del memory[key]
+
+    def remove(self, item: Item) -> bool:
+        """Drop an item; False if it does not wait (any more)."""
+        entry = self._waiting.get(item.key, {}).get(item.digest)
+        if entry is None or item not in entry.items:
+            return False
+        entry.items.remove(item)
+        if not entry.items:
+            self._drop(item)
+        return True
+
+    def take(self, now: float) -> list[Entry]:
+        """The batch that closes now, or nothing. Of several, that of the group that was served longest ago comes first."""
+        groups = self._groups(now)
+        ready = [name for name, keys in groups.items() if self._closes(keys) <= now]
+        if not ready:
+            return []
+        name = min(ready, key=lambda name: (self._served.get(name, -inf), self._oldest(groups[name])))
+        batch = sorted(self._entries(groups[name]), key=lambda entry: entry.since)[: self.settings.max_batch]
+        for entry in batch:
+            self._drop(entry.items[0])
+        self._served[name] = now
+        if name != SHARED:
+            self._alone[name] = now
+        return batch
+
+    def wake(self, now: float) -> float:
+        """When `take` should be asked again if nothing happens before; infinity if nothing waits."""
+        closing = [self._closes(keys) for keys in self._groups(now).values()]
+        joining = [time for key in self._waiting if (time := self._closes([key])) > now]  # a fast key that became slow
+        return min(closing + joining, default=inf)
+
+    def oldest(self) -> float:
+        """Since when the oldest image has been waiting; infinity if none is."""
+        return self._oldest(self._waiting)
+
+    def _groups(self, now: float) -> dict[str, list[str]]:
+        most, window = self.settings.max_per_key, 2 * self.settings.deadline
+        own = {key: [key] for key, entries in self._waiting.items() if len(entries) > most}
+        fast: list[str] = []
+        shared: list[str] = []
+        for key in [key for key in self._waiting if key not in own]:
+            recently = now - self._alone.get(key, -inf) < window
+            (fast if recently and self._closes([key]) > now else shared).append(key)
+        if sum(len(self._waiting[key]) for key in shared) < self.settings.least:
+            shared += fast  # better a batch that can be tested than one of its own
+        return own | ({SHARED: shared} if shared else {})
+
+    def _closes(self, keys: Iterable[str]) -> float:
+        """When a batch of these keys' images closes; now or before if it is full."""
+        keys = list(keys)
+        count = sum(len(self._waiting[key]) for key in keys)
+        if count >= self.settings.max_batch:
+            return -inf
+        end = self._oldest(keys) + self.settings.deadline
+        silence = (end + max(self._last[key] for key in keys)) / 2
+        return end if count < self.settings.least else min(end, silence)
+
+    def _oldest(self, keys: Iterable[str]) -> float:
+        return min((next(iter(self._waiting[key].values())).since for key in keys), default=inf)
+
+    def _entries(self, keys: Iterable[str]) -> Iterator[Entry]:
+        return (entry for key in keys for entry in self._waiting[key].values())
+
+    def _drop(self, item: Item) -> None:
+        del self._waiting[item.key][item.digest]
+        if not self._waiting[item.key]:
+            del self._waiting[item.key]

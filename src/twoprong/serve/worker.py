@@ -1,0 +1,175 @@
+"""The service's end of the worker process (`child.py`): asked batch by batch, killed if late, restarted if it dies."""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from twoprong.errors import StateError, TwoprongError
+from twoprong.serve import wire
+from twoprong.serve.forming import Entry
+
+log = logging.getLogger("twoprong")
+
+STARTING = 120.0  # seconds that a worker may take to load its bundle
+PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds before a worker is started again; doubled each time that it does not come up
+BUFFER = 2**20
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker loads, and where. `on_small_batch` decides about batches that are too small to test."""
+
+    bundle: str
+    device: str = "cpu"
+    on_small_batch: str = "denoise"
+    threads: int = 0  # of torch; 0 leaves it to torch
+    allow: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a worker says of its bundle."""
+
+    name: str
+    shape: tuple[int, int, int]
+    sizes: tuple[int, int]
+    classes: tuple[str, ...] | None
+    false_alarm_rate: float
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What the service's owner may know of a batch, and no client: the test, the routes and the keys."""
+
+    size: int
+    keys: tuple[str, ...]
+    flagged: tuple[bool, ...]
+    blamed: tuple[str, ...]
+    adversarial: bool
+    tested: bool
+    statistic: float | None
+    threshold: float | None
+    p_value: float | None
+    images: list[np.ndarray] = field(repr=False, default_factory=list)
+
+
+class WorkerError(TwoprongError):
+    """The worker process ended in the middle of a batch."""
+
+
+class Worker:
+    """A `Judge` for the batcher: one process, one batch at a time. `heard` is told the facts of every batch."""
+
+    def __init__(self, settings: WorkerSettings, heard: Callable[[BatchFacts], None] = lambda facts: None) -> None:
+        self.settings, self.restarts = settings, 0
+        self._heard = heard
+        self._process: asyncio.subprocess.Process | None = None
+        self._up, self._stopping = asyncio.Event(), False
+        self._minder: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._up.is_set()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> Model:
+        """Start the process and wait for its bundle. Raises StateError with the worker's own words if it cannot load it."""
+        model = await self._launch()
+        self._minder = asyncio.create_task(self._mind())
+        return model
+
+    async def stop(self) -> None:
+        """End the process and do not start it again."""
+        self._stopping = True
+        self._up.clear()
+        if self._minder is not None:
+            self._minder.cancel()
+        await self._end()
+
+    async def __call__(self, batch: Sequence[Entry]) -> Mapping[int, np.ndarray]:
+        """The probabilities for each entry, by its number. Raises WorkerError; a cancelled call kills the worker."""
+        await self._up.wait()
+        assert self._process is not None
+        process, images = self._process, [entry.payload for entry in batch]
+        keys = [entry.key for entry in batch]
+        head = {"numbers": [entry.number for entry in batch], "keys": keys, "kinds": wire.kinds(images)}
+        try:
+            found, body = await self._exchange(process, wire.pack(head, b"".join(image.tobytes() for image in images)))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            if self._process is process:  # the next batch waits for the next process
+                self._up.clear()
+            raise WorkerError("the worker died while it judged this batch") from error
+        except asyncio.CancelledError:  # it is late; what it will still say belongs to no batch
+            self._up.clear()
+            process.kill()
+            raise
+        if "error" in found:
+            raise TwoprongError(found["error"])
+        numbers = found.pop("numbers")
+        answers = np.frombuffer(body, np.float32).reshape(len(numbers), -1)
+        facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+        self._heard(BatchFacts(size=len(batch), keys=tuple(keys), images=images, **facts))
+        return dict(zip(numbers, answers, strict=True))
+
+    async def _exchange(self, process: asyncio.subprocess.Process, message: bytes) -> tuple[Any, bytes]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(message)
+        await process.stdin.drain()
+        return await wire.receive(process.stdout)
+
+    async def _launch(self) -> Model:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "twoprong.serve.child", json.dumps(asdict(self.settings)),
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True, limit=BUFFER,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(STARTING):
+                said, _ = await wire.receive(self._process.stdout)
+        except (TimeoutError, asyncio.IncompleteReadError) as error:
+            await self._end()
+            raise StateError("the worker did not start; its own words are above") from error
+        if "error" in said:
+            await self._end()
+            raise StateError(said["error"])
+        self._up.set()
+        said |= {name: tuple(said[name]) for name in ("shape", "sizes", "classes") if said[name] is not None}
+        return Model(**said)
+
+    async def _end(self) -> None:
+        if self._process is None:
+            return
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _mind(self) -> None:
+        """Start the process again whenever it ends."""
+        pause = PAUSE
+        while not self._stopping:
+            assert self._process is not None
+            code = await self._process.wait()
+            self._up.clear()
+            self.restarts += 1
+            log.error("the worker ended (%s); it is started again", code)
+            try:
+                await self._launch()
+                pause = PAUSE
+            except (StateError, OSError) as error:
+                log.error("the worker did not come up: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,92 @@
+import pytest
+import torch
+
+import twoprong as tp
+from twoprong.attacks import PGD
+from twoprong.serve.judge import judge
+
+
+@pytest.fixture(scope="module")
+def lenient(defense):
+    config = defense.config.model_copy(update={"on_small_batch": "denoise"})
+    return tp.Defense(**{**vars(defense.parts), "config": config})
+
+
+@pytest.fixture(scope="module")
+def attacked(classifier, digits):
+    return PGD(eps=0.3, step=0.05)(classifier, digits.test.images[100:200], digits.test.labels[100:200]).images
+
+
+KEYS = [f"tenant {index % 5}" for index in range(100)]  # twenty images each
+
+
+def mixed(digits, attacked, who, keys=KEYS):
+    """A batch of five keys of which some attack."""
+    bad = torch.tensor([key in who for key in keys])
+    return torch.where(bad[:, None, None, None], attacked, digits.test.images[100:200]), bad
+
+
+def test_a_batch_that_passes_has_the_answers_of_the_defence(lenient, digits):
+    images = digits.test.images[:100]
+    found = judge(lenient, images, KEYS)
+    assert torch.equal(found.probabilities, lenient(images).probabilities)
+    assert (found.flagged, found.blamed, found.rest) == ((False,) * 100, (), None)
+
+
+def test_the_key_that_attacks_is_flagged_and_the_others_have_the_answers_of_the_passing_route(lenient, digits, attacked):
+    keys = [f"tenant {min(index % 5, 3)}" for index in range(100)]  # two fifths are tenant 3's
+    images, bad = mixed(digits, attacked, {"tenant 3"}, keys)
+    assert lenient(images).adversarial
+    found = judge(lenient, images, keys)
+    assert found.blamed == ("tenant 3",)
+    assert list(found.flagged) == bad.tolist()
+    assert torch.allclose(found.probabilities[~bad], lenient.classifier(images[~bad]).softmax(1), atol=1e-5)
+    assert not torch.allclose(found.probabilities[bad], lenient.classifier(images[bad]).softmax(1), atol=1e-2)
+    assert not found.rest.adversarial
+
+
+def test_two_keys_that_attack_are_found_together(lenient, digits, attacked):
+    images, bad = mixed(digits, attacked, {"tenant 1", "tenant 4"})
+    found = judge(lenient, images, KEYS)
+    assert found.blamed == ("tenant 1", "tenant 4")
+    assert list(found.flagged) == bad.tolist()
+
+
+@pytest.mark.parametrize("count", [3, 4, 5])
+def test_where_most_attack_nobody_is_cleared(lenient, digits, attacked, count):
+    images, _ = mixed(digits, attacked, {f"tenant {index}" for index in range(count)})
+    found = judge(lenient, images, KEYS)
+    assert all(found.flagged)
+    assert found.blamed == ()
+
+
+def test_one_key_alone_is_flagged_as_a_whole(lenient, attacked):
+    found = judge(lenient, attacked, ["only"] * 100)
+    assert all(found.flagged)
+    assert found.rest is None
+
+
+def test_copies_of_an_attack_under_another_name_do_not_clear_it(lenient, digits, attacked):
+    images = torch.cat([digits.test.images[200:250], attacked[:35], attacked[:35]])
+    keys = [f"tenant {index % 5}" for index in range(50)] + ["one"] * 35 + ["other"] * 35
+    found = judge(lenient, images, keys)
+    assert found.blamed == ("one", "other")
+    assert list(found.flagged) == [False] * 50 + [True] * 70
+
+
+def test_a_batch_too_small_to_test_is_the_policys(lenient, digits):
+    found = judge(lenient, digits.test.images[:1], ["a"])
+    assert found.flagged == (True,)
+    assert not found.decision.tested
+    copied = judge(lenient, digits.test.images[:1].repeat(50, 1, 1, 1), ["a", "b"] * 25)
+    assert not copied.decision.tested
+
+
+def test_an_answer_that_is_not_finite_is_an_error(lenient, digits):
+    class Broken(type(lenient.passing)):
+        def classify(self, seen, known=None):
+            return super().classify(seen, known) * torch.nan
+
+    broken = tp.Defense(**{**vars(lenient.parts), "passing": Broken(lenient.classifier)})
+    with pytest.raises(ArithmeticError, match="not finite"):
+        judge(broken, digits.test.images[:100], KEYS)

@@ -1,0 +1,101 @@
+"""The worker process, for real: loaded, asked, killed, late, and never there."""
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import twoprong as tp
+from twoprong.errors import StateError, TwoprongError
+from twoprong.serve.batcher import Batcher, BatchError
+from twoprong.serve.forming import Entry, Item
+from twoprong.serve.settings import BatchSettings
+from twoprong.serve.worker import Worker, WorkerError, WorkerSettings
+
+
+@pytest.fixture(scope="module")
+def bundle(defense, tmp_path_factory):
+    path = tmp_path_factory.mktemp("serve") / "digits"
+    defense.save(path)
+    return path
+
+
+def entries(images, keys=None):
+    return [
+        Entry(0.0, [Item(7 * number, "a" if keys is None else keys[number], image, number)])
+        for number, image in enumerate(images)
+    ]
+
+
+def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(bundle, digits):
+    heard = []
+    images = digits.test.images[:40]
+    floats = list(images.numpy())
+    bytes_ = list((images * 255).round().byte().numpy())
+
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1), heard.append)
+        model = await worker.start()
+        try:
+            assert (model.name, model.shape, model.sizes) == ("digits", (1, 8, 8), (2, 120))
+            found = await worker(entries(floats))
+            expected = tp.load(bundle)(images).probabilities.numpy()
+            assert list(found) == [7 * number for number in range(40)]
+            assert np.allclose(np.stack(list(found.values())), expected, atol=1e-6)
+            mixed = await worker(entries(floats[:20] + bytes_[20:]))
+            coarse = torch.cat([images[:20], (images[20:] * 255).round() / 255])
+            assert np.allclose(np.stack(list(mixed.values())), tp.load(bundle)(coarse).probabilities.numpy(), atol=1e-6)
+            assert (heard[0].size, heard[0].tested, heard[0].adversarial) == (40, True, False)
+            assert heard[0].statistic < heard[0].threshold
+
+            with pytest.raises(TwoprongError, match="InputError"):
+                await worker(entries([np.full((1, 8, 8), 2, np.float32)] * 2))
+            assert worker.restarts == 0  # a batch that fails is answered, too
+
+            first = worker.pid
+            os.kill(first, signal.SIGSTOP)  # in the middle of a batch
+            asked = asyncio.create_task(worker(entries(floats)))
+            await asyncio.sleep(0)
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(WorkerError):
+                await asked
+            assert len(await worker(entries(floats))) == 40
+            assert (worker.restarts, worker.pid == first) == (1, False)
+        finally:
+            await worker.stop()
+        assert worker.restarts == 1
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_is_late_is_killed_and_replaced_and_ignores_sigterm(bundle, digits):
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1))
+        await worker.start()
+        batcher = Batcher(worker, BatchSettings(timeout=0.5, deadline=0.01))
+
+        async def classify(image):
+            with batcher.reserve("a", 100) as slots:
+                return await slots.submit(image)
+
+        try:
+            os.kill(worker.pid, signal.SIGTERM)
+            images = list(digits.test.images[:4].numpy())
+            os.kill(worker.pid, signal.SIGSTOP)
+            outcomes = await asyncio.gather(*map(classify, images), return_exceptions=True)
+            assert [type(one) for one in outcomes] == [BatchError] * 4
+            batcher.settings = batcher.settings.model_copy(update={"timeout": 60.0})
+            assert len(await asyncio.gather(*map(classify, images))) == 4
+            assert worker.restarts == 1
+        finally:
+            await worker.stop()
+
+    asyncio.run(main())
+
+
+def test_a_bundle_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
+    with pytest.raises(StateError, match="no such bundle"):
+        asyncio.run(Worker(WorkerSettings(str(tmp_path / "nothing"))).start())

@@ -5,8 +5,9 @@ import pytest
 from pydantic import ValidationError
 
 import twoprong as tp
-from twoprong.config import PRESETS, FitConfig, as_config, load_config, parse_config
+from twoprong.config import FitConfig, load_config, parse_config
 from twoprong.errors import ConfigError
+from twoprong.presets import PRESETS, as_config
 
 
 def written(folder, text):
@@ -241,7 +242,7 @@ def test_in_python_settings_are_a_dict_a_file_themselves_or_nothing(tmp_path):
         assert as_config(given) == expected
     assert as_config(None) == FitConfig()
     assert as_config({}) == FitConfig()
-    with pytest.raises(ConfigError, match="config: expected a FitConfig, a dict or the path of a TOML file, got int"):
+    with pytest.raises(ConfigError, match=r"config: expected a FitConfig, a dict, a preset's name or .* file, got int"):
         as_config(3)
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from twoprong.attacks import ATTACKS
-from twoprong.config import PRESETS, FitConfig, load_config
+from twoprong.config import FitConfig, load_config
+from twoprong.presets import PRESETS
 
 ROOT = Path(__file__).parents[1]
 

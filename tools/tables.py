@@ -242,7 +242,7 @@ def _measured(cell: dict[str, Any], beside: Sequence[Run]) -> list[str]:
     return [
         escaped(cell["column"]) + ("" if surrogate is None else f" (accuracy {surrogate:.1f} %)"),
         paper,
-        number(cell["ours"], cell["unit"]),
+        number(cell["ours"], cell["unit"], cell.get("deviation")),
         "–" if cell["interval"] is None else f"{cell['interval'][0]:.1f}–{cell['interval'][1]:.1f}",
         ", ".join(strong) or "–",
         "–" if cell["images"] is None else f"{cell['images']:,}",

@@ -124,6 +124,7 @@ class Anything(BaseModel):
 class Noise(Entry):
     sigma: Annotated[Finite, Field(ge=0)]
     noise: NoiseLaw
+    clamp: bool = True  # which older bundles do not say
 
 
 SETTINGS: dict[str, type[BaseModel]] = {

@@ -20,13 +20,15 @@ ATTACKS = (
     "autoattack-rand",
     "bpda-eot",
     "paper",
+    "authors",
     "route",
     "evade",
     "greedy",
     "match",
     "alarm",
 )
-CLASSIFIERS = ("cnn", "resnet18", "resnet18-silu", "resnet50", "swin-t")  # and wrn-DEPTH-WIDTH
+CLASSIFIERS = ("cnn", "resnet18", "resnet18-silu", "resnet18-thin", "resnet50", "swin-t")  # and wrn-DEPTH-WIDTH
+PRESETS = ("cifar10", "digits", "small", "paper", "paper-imagenet", "authors")
 PROTOCOLS = ("quick", "paper", "strong")
 SOURCES = ("digits", "cifar10", "cifar10-small")
 TABLES = (

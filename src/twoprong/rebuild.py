@@ -54,7 +54,7 @@ def read_detector(file: Path, manifest: dict[str, Any], config: FitConfig, read:
             raise BundleError(f"{file}: {name}: expected finite numbers")
     with refusing(file):
         check_memory(tensors["reference_pixels"], tensors["reference_features"], config.detector.permutations)
-        detector = Detector.from_state(tensors, config.detector.permutations)
+        detector = Detector.from_state(tensors, config.detector.permutations, config.detector.statistic)
     said = [(row["batch_size"], row["threshold"], row["central"]) for row in manifest["thresholds"]]
     if said != list(zip(*(column.tolist() for column in detector.thresholds), strict=True)):
         raise BundleError(f"{file.with_name(MANIFEST)}: other thresholds than those in force, which are in {file.name}")

@@ -16,7 +16,7 @@ from twoprong.attacks.craft import craft
 from twoprong.checkpoint import Checkpoint
 from twoprong.checks import check_accuracy, check_classifier, check_held_out, overlap
 from twoprong.choices import check_choice
-from twoprong.config import FitConfig, as_config
+from twoprong.config import FitConfig
 from twoprong.data.images import ImageLike
 from twoprong.data.splits import Splits, split
 from twoprong.data.tensors import Labelled, as_labelled
@@ -32,6 +32,7 @@ from twoprong.models.modes import evaluating
 from twoprong.models.precision import Precision, compiler_for
 from twoprong.models.train import train_classifier
 from twoprong.models.zoo import ModelSpec
+from twoprong.presets import as_config
 from twoprong.progress import Progress, showing, silent
 from twoprong.purify.train import train_denoiser
 from twoprong.routes import Denoised, Direct
@@ -69,10 +70,11 @@ def fit(
     be unseen by the classifier, or fresh images will look different from them: give such images as `held_out` where
     `images` are its training set, or "none" where it has learned none of them. `classes` are the names of its outputs, in
     order. A classifier that does no better than chance, or is nearly always wrong on some class, is refused unless `force`
-    is set. `config` may also be a dict of settings or the path of a TOML file.
+    is set. `config` may also be a dict of settings, the name of a preset ("paper") or the path of a TOML file.
     At the end `about["measured"]` says what was bought, on `test` (images that nobody has learned), or else on the
     calibration images; `measure=False` leaves it out.
-    `features` overrides config.detector.features; it may be a callable, or another network's extractor (`Features(net)`).
+    `features` overrides config.detector.features and .extractor; it may be a callable, or another network's extractor
+    (`Features(net)`).
     With `work`, crafted examples and checkpoints go to that directory and `resume=True` continues a killed run to the same
     result. The classifier keeps its weights and is in eval mode afterwards. With `precision="bf16"` crafting and the
     denoiser's training compute in it, compiled on a GPU; the kernel, the test and the features it sees stay in float32.
@@ -80,10 +82,16 @@ def fit(
     """
     config = as_config(config)
     check_choice("precision", precision, get_args(Precision))
+    data = as_labelled(images, labels)
+    if features is None and config.detector.extractor is not None:
+        count = int(data.labels.max()) + 1 if classes is None else len(classes)
+        with showing(progress) as listen:
+            named = config.detector.extractor
+            other = train_named(named, data, count, config, work, resume, listen, precision, stage="extractor")
+        features = Features(other)
     extract = seen = _extractor(classifier, config.detector.features if features is None else features)
     if extract.classifier is not classifier:  # what the denoiser learns from: the classifier's logits, the test's features
         seen = Features(classifier, lambda images: extract(images)[1])
-    data = as_labelled(images, labels)
     with showing(progress) as listen, evaluating(classifier), evaluating(extract):
         check_classifier(seen, data, classes)
         unseen = _held_out(held_out, data, classifier, force)
@@ -98,7 +106,8 @@ def fit(
         clean_sample = sample(extract, parts.kernel.images)
         kernel = guide = fit_kernel(clean_sample, sample(extract, attacked), config.kernel, config.seed, listen)
         if config.denoiser.guide == "median":
-            guide = DeepKernel.from_median(clean_sample, config.kernel.beta0).to(attacked.device).requires_grad_(False)
+            start = DeepKernel.from_median(clean_sample, config.kernel.beta0, None, config.kernel.pixel_bandwidth)
+            guide = start.to(attacked.device).requires_grad_(False)
 
         to_denoise = craft(quick.classifier, parts.denoiser, config.attack, folder, listen, "craft for the denoiser")
         settings = [config.denoiser.model_dump(), config.seed, to_denoise.device.type, precision]
@@ -117,7 +126,9 @@ def fit(
             precision,
         )
 
-        detector = Detector(kernel, sample(extract, parts.reference.images), config.detector.permutations)
+        reference = parts.kernel if config.detector.reference == "kernel" else parts.reference
+        seen_by_test = sample(extract, reference.images)
+        detector = Detector(kernel, seen_by_test, config.detector.permutations, config.detector.statistic)
         detector.calibrate(sample(extract, parts.calibration.images), config.detector, config.seed, listen)
 
         about: dict[str, Any] = {
@@ -149,7 +160,7 @@ def paper_defense(
     about: dict[str, Any] | None = None,
 ) -> Defense:
     """The paper's mode: what passes goes to the classifier, what is flagged through noise and denoiser first."""
-    flagged = Denoised(classifier, denoiser, config.denoiser.sigma, config.denoiser.noise)
+    flagged = Denoised(classifier, denoiser, config.denoiser.sigma, config.denoiser.noise, config.denoiser.clamp)
     return Defense(extractor, detector, Direct(classifier), flagged, config, about)
 
 
@@ -162,15 +173,16 @@ def train_named(
     resume: bool = False,
     progress: Progress = silent,
     precision: Precision = "fp32",
+    stage: str = "classifier",
 ) -> nn.Module:
     """Train one of our classifiers on the part of the images that `fit`, given the same images, leaves the denoiser.
 
-    So reference and calibration images are unseen by the classifier too.
+    So reference and calibration images are unseen by the classifier too. `stage` names its checkpoint.
     """
     part = split(data, config.splits, config.seed).denoiser
     settings = [config.classifier.model_dump(), config.seed, part.images.device.type, precision]
     key = fingerprint(name, classes, part.images, part.labels, settings)
-    checkpoint = Checkpoint(None if work is None else Path(work) / CHECKPOINTS / "classifier.safetensors", key, resume)
+    checkpoint = Checkpoint(None if work is None else Path(work) / CHECKPOINTS / f"{stage}.safetensors", key, resume)
     return train_classifier(name, classes, part, config.classifier, config.seed, checkpoint, progress, precision=precision)
 
 

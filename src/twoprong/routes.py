@@ -5,6 +5,7 @@
 The paper's passing route is the classifier itself (`Direct`), its flagged route noise → denoiser → classifier (`Denoised`).
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -88,9 +89,11 @@ class Denoised(Direct):
 
     kind = "denoiser"
 
-    def __init__(self, classifier: nn.Module, denoiser: nn.Module, sigma: float, noise: NoiseLaw = "symmetric") -> None:
+    def __init__(
+        self, classifier: nn.Module, denoiser: nn.Module, sigma: float, noise: NoiseLaw = "symmetric", clamp: bool = True
+    ) -> None:
         super().__init__(classifier)
-        self.denoiser, self.sigma, self.noise = denoiser, sigma, noise
+        self.denoiser, self.sigma, self.noise, self.clamp = denoiser, sigma, noise, clamp
 
     @property
     def random(self) -> bool:
@@ -101,14 +104,23 @@ class Denoised(Direct):
         return add_noise(many, self, from_system(images.device) if generator is None else generator)
 
     def restore(self, disturbed: Tensor) -> Tensor:
-        return full(self.denoiser(disturbed)).clamp(0, 1)
+        restored = full(self.denoiser(disturbed))
+        return restored.clamp(0, 1) if self.clamp else restored
 
     def broken(self) -> Callable[[Tensor], Tensor]:
         """Denoiser and classifier without noise."""
         return lambda images: self.classify(self.restore(images))
 
+    def in_training(self, denoiser: nn.Module | None = None) -> "Denoised":
+        """The route with its denoiser (or another) copied and in training mode; the copy's batch norms remember nothing."""
+        learner = copy.deepcopy(self.denoiser if denoiser is None else denoiser).train()
+        for module in learner.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 0.0
+        return Denoised(self.classifier, learner, self.sigma, self.noise, self.clamp)
+
     def settings(self) -> dict[str, Any]:
-        return {"sigma": self.sigma, "noise": self.noise}
+        return {"sigma": self.sigma, "noise": self.noise, "clamp": self.clamp}
 
 
 ROUTES: dict[str, type[Route]] = {route.kind: route for route in (Direct, Denoised)}

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from twoprong.attacks.target import ROLES, Role
-from twoprong.config import FitConfig
+from twoprong.config import Estimator, FitConfig
 from twoprong.detect.copies import distinct
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.models.features import Features
-from twoprong.routes import Route
+from twoprong.routes import Denoised, Route
 
 
 class WhiteBox(nn.Module):
@@ -42,14 +42,19 @@ class WhiteBox(nn.Module):
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         """MMD-OPT of the batch against the deployed reference, as a scalar tensor differentiable in the images.
 
-        Copies of one image count once. Against other images (`reference`) it is the paper's form on the same kernel; nothing
-        deployed uses that.
+        Copies of one image count once. Against other images (`reference`) it is the paper's paired form on the same kernel
+        (of a detector with the biased statistic, that one); nothing deployed uses that.
         """
         if reference is None:
             return self.detector.statistic(self._sample(distinct(images)))
         batch = self._sample(images)
         other, kernel = self._sample(reference), self.detector.kernel
-        return mmd2(kernel(other, other), kernel(batch, batch), kernel(other, batch))
+        estimator: Estimator = "v" if self.detector.kind == "biased" else "u"
+        return mmd2(kernel(other, other), kernel(batch, batch), kernel(other, batch), estimator=estimator)
+
+    def in_training(self) -> Route:
+        """The flagged route with its denoiser in training mode, as the authors' attack has it; one without any as it is."""
+        return self.flagged.in_training() if isinstance(self.flagged, Denoised) else self.flagged
 
     def threshold(self, size: int) -> float:
         """The statistic at which a batch of `size` is flagged."""
@@ -77,7 +82,8 @@ class WhiteBox(nn.Module):
         2/n of it, up to terms of second order and what does not depend on z.
         """
         seen, rest, kernel = self._sample(images), self._sample(others), self.detector.kernel
-        return kernel(rest, seen).mean(0) - kernel(self.detector.reference, seen).mean(0)
+        reference = self.detector.reference.rows(self.detector.opposite(len(others)))
+        return kernel(rest, seen).mean(0) - kernel(reference, seen).mean(0)
 
     def reference_images(self) -> Tensor:
         return self.detector.reference_pixels

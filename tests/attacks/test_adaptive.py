@@ -1,11 +1,13 @@
 """The attacks made for this defence, on a real (small) one: what each promises beyond the contract."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from twoprong.attacks import ATTACKS, NORMS, Partial
+from twoprong.attacks.authors import Authors
 from twoprong.attacks.bpda import BPDA
 from twoprong.attacks.evade import Evade, _orthogonal
 from twoprong.attacks.gauge import Gauge, drawn_back, raised
@@ -268,6 +270,29 @@ def test_the_papers_attack_may_take_another_threshold_than_the_deployed_one(thre
     images, labels = torch.full((4, 1, 2, 2), 0.5), torch.zeros(4, dtype=torch.long)
     Paper(eps=0.1, steps=2, draws=1, threshold=threshold)(target, images, labels)
     assert asked == {route}
+
+
+def test_the_authors_attack_starts_at_random_and_looks_through_a_denoiser_in_training_mode(defense, batch):
+    images, labels = batch
+    stored = {name: value.clone() for name, value in defense.flagged.state_dict().items()}
+    first = Authors(eps=EPS, steps=1, draws=1, step=0.0)(defense, images, labels, generator(0, "authors"))
+    assert (first.images != images).any()  # no step was made
+    learner = defense.in_training()
+    noisy = learner.disturb(images, 1, generator(0, "noise"))
+    torch.testing.assert_close(learner.restore(noisy[:20]), _by_batch_statistics(defense, noisy[:20]))
+    assert not torch.allclose(learner.restore(noisy[:20]), defense.flagged.restore(noisy)[:20], atol=1e-3)
+    Authors(eps=EPS, steps=3, draws=2)(defense, images, labels, generator(0, "authors"))
+    assert all(torch.equal(value, stored[name]) for name, value in defense.flagged.state_dict().items())
+    assert (Authors().threshold, Authors(norm="l2", eps=0.5).step) == (0.05, 2 / 255)
+
+
+def _by_batch_statistics(defense, noisy):
+    """The same denoiser without running statistics: torch's batch norm then takes the batch's own, always."""
+    denoiser = copy.deepcopy(defense.flagged.denoiser).eval()
+    for module in denoiser.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean = module.running_var = None
+    return denoiser(noisy).clamp(0, 1)
 
 
 def test_partial_touches_its_slots_and_nothing_else(defense, batch):

@@ -49,6 +49,17 @@ def refused(run) -> str:
     return run.stderr
 
 
+def test_fit_with_the_papers_settings(tmp_path):
+    """As the paper has it, but for what takes long; a file of settings or --set changes single ones."""
+    speed = ("denoiser.width=0.1", "denoiser.epochs=1", "classifier.epochs=3", "kernel.epochs=5", "attack.eps=0.2")
+    run = twoprong(*DIGITS, "--preset", "paper", "--json", *(f"--set={one}" for one in speed), cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    config = tp.load(tmp_path / "bundle").config
+    assert (config.detector.threshold, config.detector.statistic, config.kernel.lr) == (0.5, "paired", 2e-4)
+    assert (config.attack.eps, config.attack.step, config.denoiser.epochs) == (0.2, 2 / 255, 1)
+    assert "did you mean 'paper'?" in refused(twoprong(*DIGITS[:-1], "other", "--preset", "papr", cwd=tmp_path))
+
+
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fit")

@@ -37,7 +37,7 @@ SHORT = """
 import json, sys
 from pathlib import Path
 from twoprong import shipped
-from twoprong.config import PRESETS
+from twoprong.presets import PRESETS
 from twoprong.demo import run
 
 usual = PRESETS["digits"]

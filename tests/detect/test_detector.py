@@ -394,3 +394,26 @@ def test_copies_count_once(detector, draw_sample):
     assert detector.statistic(batch.rows(index)) > detector.statistic(batch)  # the crowd that is not counted
     with pytest.raises(InputError, match="batch of 1 image: expected 3 to 20"):
         detector(batch.rows(torch.zeros(10, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("kind", ["paired", "biased"])
+def test_the_papers_statistics_are_taken_against_as_many_images_as_the_batch_has(draw_sample, kind):
+    reference, batch = draw_sample(60, "reference"), draw_sample(20, "batch", shift=0.4)
+    detector = Detector(DeepKernel.from_median(reference).requires_grad_(False), reference, 50, kind)
+    first, kernel = reference.rows(slice(20)), detector.kernel
+    h = kernel(first, first) + kernel(batch, batch) - kernel(first, batch) - kernel(batch, first)
+    expected = ((h.sum() - h.diagonal().sum()) / (20 * 19) if kind == "paired" else h.mean()).item()
+    assert detector.statistic(batch).item() == pytest.approx(expected, abs=1e-6)
+    detector.calibrate(reference, DetectorConfig(statistic=kind, threshold=0.1), seed=0)
+    assert detector.batch_sizes == range(2, 61)  # never more than the reference has
+    assert detector(batch).statistic == pytest.approx(expected, abs=1e-6)
+    again = Detector.from_state(detector.state_dict(), 50, kind)
+    assert again(batch) == detector(batch)
+    few = {**detector.state_dict(), **{name: getattr(detector, name)[:10] for name in BUFFERS[:2]}}
+    with pytest.raises(InputError, match="batches of up to 60 images, but a reference of 10"):
+        Detector.from_state(few, 50, kind)
+
+
+def test_only_the_full_statistic_is_calibrated():
+    with pytest.raises(ValueError, match="expected a constant threshold beside statistic 'paired'"):
+        DetectorConfig(statistic="paired")

@@ -177,3 +177,18 @@ def test_of_equals_the_first_is_kept(monkeypatch):
 def test_what_is_found_aside_is_no_more_than_false_alarms_where_nothing_differs():
     kernel = DeepKernel.from_median(clean(100)).requires_grad_(False)
     assert found_aside(kernel, clean(400, "a"), clean(400, "b"), clean(400, "c"), 50, seed=0) < 0.2
+
+
+def test_algorithm_1_as_written_moves_every_bandwidth_by_no_more_than_the_rate_allows():
+    """One step of Adam an epoch is at most the rate: the reason why the paper's 2e-4 leaves its kernel where it starts."""
+    x, y = clean(300, "fit"), adversarial(300, "fit")
+    config = KernelConfig(ascent="paper", projections=(0,), epochs=40, lr=2e-4, batch_size=100, pixel_bandwidth=32.0)
+    start = DeepKernel.from_median(x, config.beta0, None, 32.0)
+    learned = fit_kernel(x, y, config, seed=0)
+    for name in ("feature_bandwidth", "pixel_bandwidth"):
+        moved = abs(getattr(learned, name) - getattr(start, name)).item()
+        assert 0 < moved <= 40 * 2e-4 * 1.01
+    assert abs(learned.logit_beta0 - start.logit_beta0).item() <= 40 * 2e-4 * 1.01
+    assert power(learned, x, y) > power(start, x, y)  # it ascends
+    faster = fit_kernel(x, y, config.model_copy(update={"lr": 0.1}), seed=0)
+    assert power(faster, x, y) > power(learned, x, y)

@@ -1,9 +1,11 @@
 import pytest
+import torch
 
-from twoprong.evaluation.scores import slots, summarise, worst_case
+from twoprong.evaluation.scores import divergence, slots, summarise, worst_case
 from twoprong.measure import over_batches, wilson
 from twoprong.results.evaluation import AttackedBatch, AttackEntry
-from twoprong.results.scores import BatchScore
+from twoprong.results.scores import Accuracy, BatchScore
+from twoprong.seeds import generator
 
 
 def entry(correct, draws=2, rejected=None, flagged=None, by_draw=None):
@@ -123,3 +125,22 @@ def test_refusing_counts_as_not_fooled_and_is_reported():
 
 def test_where_everything_is_refused_nobody_is_right():
     assert summarise([entry([0, 0], draws=1, rejected=[1, 1])]).accuracy_accepted is None
+
+
+def test_what_a_classifier_loses_bounds_the_distance_of_two_distributions_from_below():
+    """On ten points, where d1 = Σ|p - q| is known: for any set B of errors, and with equality where B is where q > p."""
+    draw = generator(0, "discrete")
+    for _ in range(50):
+        p, q = torch.rand(2, 10, generator=draw).double() ** 3
+        p, q = p / p.sum(), q / q.sum()
+        d1 = (p - q).abs().sum().item()
+        for wrong in (torch.rand(10, generator=draw) < 0.5, q > p):
+            clean, attacked = (Accuracy(accuracy=1 - part[wrong].sum().item(), interval=(0.0, 1.0)) for part in (p, q))
+            bound = divergence(attacked, clean)
+            assert bound.at_least <= d1 + 1e-12
+            assert bound.sure == 0  # intervals that say nothing
+        assert bound.at_least == pytest.approx(d1)
+    known = divergence(
+        Accuracy(accuracy=0.03, interval=(0.0, 0.08)), Accuracy(accuracy=0.96, interval=(0.9, 0.98), interval_batches=None)
+    )
+    assert (known.at_least, known.sure) == (pytest.approx(1.86), pytest.approx(2 * (0.9 - 0.08)))

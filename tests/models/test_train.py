@@ -9,7 +9,7 @@ from twoprong.checkpoint import Checkpoint
 from twoprong.config import ClassifierConfig
 from twoprong.data.digits import load_digits
 from twoprong.data.tensors import Labelled
-from twoprong.models.train import accuracy, augment, one_cycle, train_classifier
+from twoprong.models.train import accuracy, augment, by_steps, one_cycle, train_classifier
 from twoprong.models.zoo import build
 from twoprong.seeds import generator, initialised
 
@@ -172,3 +172,17 @@ def test_accuracy_is_the_share_of_hits(size):
     logits = torch.eye(4)[[0, 1, 2, 3, 0, 1, 2, 3, 0, 1]]
     data = Labelled(logits.view(10, 4, 1, 1).requires_grad_(), torch.tensor([0, 1, 2, 3, 0, 1, 2, 0, 0, 0]))
     assert accuracy(nn.Flatten(), data, size) == 8 / 10
+
+
+def test_the_authors_rate_falls_to_a_fifth_three_times():
+    assert [round(by_steps(epoch / 200), 4) for epoch in (0, 59, 60, 119, 120, 159, 160, 199)] == [
+        1, 1, 0.2, 0.2, 0.04, 0.04, 0.008, 0.008,
+    ]  # fmt: skip
+
+
+def test_dropout_is_decided_by_the_seed_too():
+    data = load_digits().train[:64]
+    config = ClassifierConfig(epochs=2, batch_size=32, augment=False, schedule="step")
+    one, same, other = (train_classifier("wrn-10-1-authors", 10, data, config, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(value, same[name]) for name, value in one.items())
+    assert any(not torch.equal(value, other[name]) for name, value in one.items())

@@ -9,8 +9,9 @@ from twoprong.models.normalise import Normalise
 from twoprong.models.zoo import MODELS, ModelSpec, build
 from twoprong.seeds import generator, initialised
 
-NAMES = [*MODELS, "wrn-10-1"]
-FEATURES = {"cnn": 128, "resnet18": 512, "resnet18-silu": 512, "resnet50": 2048, "swin-t": 768, "wrn-10-1": 64}
+NAMES = [*MODELS, "wrn-10-1", "wrn-10-1-authors"]
+FEATURES = {"cnn": 128, "resnet18": 512, "resnet18-silu": 512, "resnet18-thin": 64, "resnet50": 2048, "swin-t": 768}
+FEATURES |= {"wrn-10-1": 64, "wrn-10-1-authors": 64}
 
 
 @pytest.fixture(scope="module", params=[(name, channels) for name in NAMES for channels in (1, 3)], ids=str)

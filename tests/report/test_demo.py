@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from twoprong.config import PRESETS
 from twoprong.demo import photographs as module
 from twoprong.demo.photographs import SHOWN, photographs
 from twoprong.measure import score
+from twoprong.presets import PRESETS
 from twoprong.report.demo import Shown, write_report
 from twoprong.results.demo import DemoData, DemoResults, DemoScores
 from twoprong.seeds import generator

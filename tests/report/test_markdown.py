@@ -111,3 +111,22 @@ def test_a_budget_is_written_as_people_say_it(eps, norm, said):
 
 def test_times_are_rounded_to_what_matters():
     assert [duration(seconds) for seconds in (None, 3.21, 3600, 9000)] == ["–", "3.2 s", "60 min", "2.5 h"]
+
+
+def test_an_attack_that_passes_far_from_clean_images_is_said():
+    def far(name, distance):
+        def change(results):
+            (attack,) = (one for one in results["attacks"] if one["name"] == name)
+            attack["divergence"] = {"at_least": distance, "sure": 1.1}
+
+        return to_markdown(example(change=change))
+
+    assert "match passes the test on every batch" in far("match", 1.36)
+    assert "d₁ ≥ 1.36 of at most 2" in far("match", 1.36)
+    assert "| 1.36 |" in far("paper", 1.36)
+    for text in (
+        far("paper", 1.36),
+        far("match", 0.4),
+        to_markdown(example()),
+    ):  # flagged; near; not known, as in older files
+        assert "passes the test on every batch" not in text

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import twoprong as tp
 from twoprong.attacks import ATTACKS
+from twoprong.attacks.authors import Authors
 from twoprong.attacks.bpda import BPDA
 from twoprong.attacks.paper import Paper
 from twoprong.cli import app
@@ -19,6 +20,7 @@ from twoprong.errors import ConfigError, DataError, InputError
 from twoprong.models.train import accuracy
 from twoprong.models.zoo import build
 from twoprong.names import TABLES
+from twoprong.presets import PRESETS
 from twoprong.report.reproduction import show
 from twoprong.reproduce import run as module
 from twoprong.reproduce.artifacts import Artifacts
@@ -146,10 +148,11 @@ def test_the_whole_share_is_the_attack_itself(runs):
 
 def test_the_same_thing_is_not_made_twice(runs):
     work = runs[0] / "work"
-    # Natural, surrogate and four adversarially trained classifiers; fits: the standard one, the same once more for its
-    # seconds, two other alphas, one without noise, three with the authors', one around each adversarially trained one.
-    assert len(list((work / "classifiers").iterdir())) == 6
-    assert len(list((work / "bundles").iterdir())) == 12
+    # Natural, surrogate, four adversarially trained classifiers, and with the authors' schedule the natural one and their
+    # extractor; fits: the standard one, the same once more for its seconds, two other alphas, one without noise, three with
+    # the authors' noise, one around each adversarially trained one, one the authors' way.
+    assert len(list((work / "classifiers").iterdir())) == 8
+    assert len(list((work / "bundles").iterdir())) == 13
 
 
 def test_bundles_serve(runs, digits):
@@ -389,22 +392,24 @@ def test_every_cell_can_be_asked_for(name, scale_name):
 def test_full_scale_is_the_papers():
     linf, imagenet = (load_experiment(name) for name in ("table1-linf", "imagenet"))
     attack = linf.full.attack(spec_of(linf.rows[0], linf.columns[1], linf.full))
-    assert attack == Paper(eps=8 / 255, norm="linf", steps=200, draws=20)
-    config = linf.full.config(spec_of(linf.rows[0], linf.columns[1], linf.full), 0)
-    assert config == tp.FitConfig()
+    assert attack == Paper(eps=8 / 255, norm="linf", steps=200, draws=20, threshold=0.05)  # Algorithm 3's own
+    by_row = [linf.full.config(spec_of(row, linf.columns[1], linf.full), 0) for row in linf.rows]
+    assert by_row == [PRESETS[name] for name in ("paper", "paper", "cifar10", "authors", "authors", "authors")]
+    attack = linf.full.attack(spec_of(linf.rows[-1], linf.columns[1], linf.full))
+    assert attack == Authors(eps=8 / 255, norm="linf", steps=200, draws=20)
     attack = imagenet.full.attack(spec_of(imagenet.rows[0], imagenet.columns[1], imagenet.full))
-    assert attack == Paper(eps=4 / 255, norm="linf", steps=20, draws=20)
+    assert attack == Paper(eps=4 / 255, norm="linf", steps=20, draws=20, threshold=0.05)
     bpda = load_experiment("bpda")
     attack = bpda.full.attack(spec_of(bpda.rows[0], bpda.columns[1], bpda.full))
     assert attack == BPDA(eps=8 / 255, norm="linf", steps=50, step=2 / 255, draws=15, average="logits")
     config = imagenet.full.config(spec_of(imagenet.rows[0], imagenet.columns[1], imagenet.full), 0)
-    assert (config.attack.eps, config.attack.step, config.denoiser.batch_size) == (4 / 255, 1 / 255, 128)
+    assert config == PRESETS["paper-imagenet"]
 
 
 def test_another_classifier_wins_over_the_rows():
     experiment = load_experiment("table1-linf")
     names = [spec_of(row, experiment.columns[0], experiment.full).classifier for row in experiment.rows]
-    assert names == ["wrn-28-10", "wrn-70-16"]
+    assert names == ["wrn-28-10", "wrn-70-16", *["wrn-28-10"] * 3, "wrn-28-10-authors"]
     assert {spec_of(row, experiment.columns[0], experiment.full, "resnet18").classifier for row in experiment.rows} == {
         "resnet18"
     }
@@ -420,3 +425,24 @@ def test_numbers_that_do_not_fit_the_columns_are_refused():
 def test_a_setting_that_the_attack_does_not_have_is_refused():
     with pytest.raises(InputError, match="steeps"):
         load_experiment("alpha").smoke.attack(Spec(settings={"steeps": 3}))
+
+
+def test_several_seeds_give_mean_and_standard_deviation(tmp_path, runs):
+    """A preset wins over the scale's; its rows keep their own."""
+    arguments = ("alpha", "--only", "0.01", "--preset", "paper", "--seeds", 2, "--work", tmp_path / "work")
+    run = invoke(*arguments, "--out", tmp_path / "both")
+    assert run.exit_code == 0, run.output
+    results = json.loads((tmp_path / "both/results.json").read_text())
+    assert (results["run"]["seeds"], results["run"]["scale"]["preset"]) == (2, "paper")
+    assert results["config"]["detector"]["statistic"] == "paired"
+    for cell in results["rows"][0]["cells"]:
+        a, b = cell["runs"]
+        assert cell["ours"] == pytest.approx((a + b) / 2)
+        assert cell["deviation"] == pytest.approx(abs(a - b) / 2**0.5)
+        assert (cell["interval"], cell["interval_batches"]) == (None, None)
+        assert f"{show(cell['ours'], '%', cell['deviation'])}, 2 runs" in (tmp_path / "both/results.md").read_text()
+        assert (tmp_path / "both" / cell["bundle"] / "manifest.json").exists()
+    alone = json.loads((tmp_path / "both/seed-1/results.json").read_text())
+    assert alone["run"]["seed"] == 1
+    assert [cell["ours"] for cell in cells_of(alone)] == [cell["runs"][1] for cell in results["rows"][0]["cells"]]
+    assert "holds an earlier run" in invoke(*arguments, "--out", tmp_path / "both").output

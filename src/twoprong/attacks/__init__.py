@@ -2,6 +2,7 @@
 
 from twoprong.attacks.alarm import Alarm
 from twoprong.attacks.apgd import APGD, APGDDLR, APGDT
+from twoprong.attacks.authors import Authors
 from twoprong.attacks.autoattack import AutoAttack, AutoAttackRand
 from twoprong.attacks.base import Attack, AttackResult
 from twoprong.attacks.bpda import BPDA
@@ -38,6 +39,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "autoattack-rand": AutoAttackRand,
     "bpda-eot": BPDA,
     "paper": Paper,
+    "authors": Authors,
     "route": RouteAttack,
     "evade": Evade,
     "greedy": Greedy,

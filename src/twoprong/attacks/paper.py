@@ -9,7 +9,7 @@ from twoprong.attacks.base import Attack, loss_gradient
 from twoprong.attacks.gauge import value_of
 from twoprong.attacks.losses import cross_entropy
 from twoprong.attacks.target import Role, Target
-from twoprong.config import Count, NotNegative, Number
+from twoprong.config import Count, Flag, NotNegative, Number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +26,22 @@ class Paper(Attack):
     draws: Count = 20
     alpha: NotNegative = 1e-2
     threshold: Number | None = None  # None: the deployed one
+    random_start: Flag = False
+
+    def seen(self, target: Target) -> Target:
+        """What the gradient of the cross-entropy is taken through."""
+        return target
 
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         step = self.eps / 4 if self.step is None else self.step
         threshold = target.threshold(len(images)) if self.threshold is None else self.threshold
-        x = images
+        x, through = self.start(images, self.random_start, generator), self.seen(target)
         for _ in range(self.steps):
             with torch.enable_grad():
                 leaf = x.detach().requires_grad_()
                 statistic = target.statistic(leaf, images)
                 (up,) = torch.autograd.grad(statistic, leaf)
             route: Role = "passing" if value_of(statistic) < threshold else "flagged"
-            gradient = loss_gradient(target, x, labels, cross_entropy, generator, route, self.draws).gradient
+            gradient = loss_gradient(through, x, labels, cross_entropy, generator, route, self.draws).gradient
             x = self.move(x, up + self.alpha * gradient / len(images), step, images)
         return x

@@ -17,7 +17,7 @@ from twoprong.cli.classifier import Normalisation, Training, get_classifier, get
 from twoprong.cli.device import choose, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.cli.source import class_names, get_data, say_fewer
-from twoprong.config import PRESETS, FitConfig
+from twoprong.config import FitConfig
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
 from twoprong.evaluation.options import EvaluateOptions
@@ -25,6 +25,7 @@ from twoprong.evaluation.protocols import PROTOCOLS
 from twoprong.evaluation.run import check_folder
 from twoprong.evaluation.run import evaluate as run_evaluation
 from twoprong.models.precision import Precision as ComputePrecision
+from twoprong.presets import PRESETS
 from twoprong.progress import Progress
 from twoprong.report.words import intervals, plural
 from twoprong.results import EvaluationResults

@@ -17,11 +17,12 @@ from twoprong.cli.device import choose, resolve
 from twoprong.cli.finished import is_finished
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.cli.source import class_names
-from twoprong.config import PRESETS, load_config
+from twoprong.config import load_config
 from twoprong.data.sources import has_own_test, load_data, part_folder
 from twoprong.data.tensors import Labelled
 from twoprong.errors import InputError
 from twoprong.models.train import accuracy
+from twoprong.presets import PRESETS, preset
 from twoprong.recipe import CHECKPOINTS
 from twoprong.recipe import fit as fit_defense
 
@@ -29,7 +30,7 @@ from twoprong.recipe import fit as fit_defense
 def fit(given: FitArguments) -> None:
     """Load, train, fit, measure, write."""
     check_target(given.bundle, given.overwrite or given.resume)
-    settings = load_config(given.config, given.assignments or (), base=PRESETS.get(given.data))
+    settings = load_config(given.config, given.assignments or (), base=preset(given.preset) or PRESETS.get(given.data))
     where = choose(given.device)
     inner = resolve(given.precision, where)
     names = class_names(given.classes)

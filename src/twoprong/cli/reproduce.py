@@ -19,7 +19,7 @@ from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
 from twoprong.report.reproduction import row_texts
 from twoprong.reproduce.options import ReproduceOptions
-from twoprong.reproduce.run import reproduce as run
+from twoprong.reproduce.seeds import over_seeds as run
 from twoprong.reproduce.tables import load_experiment
 
 
@@ -43,12 +43,13 @@ def reproduce(given: ReproduceArguments) -> None:
             trained=partial(get_trained, weights=given.weights, data=source) if given.weights is not None else None,
             surrogates=_surrogates(given.surrogate_weights or (), source),
             held_out=unseen,
+            preset=given.preset,
             seed=given.seed,
             precision=resolve(given.precision, where),
             command=shlex.join(["twoprong", *sys.argv[1:]]),
             progress=progress,
         )
-        results = run(given.name, given.scale.value, source, folder, options)
+        results = run(given.name, given.scale.value, source, folder, options, given.seeds)
     if given.as_json:
         print_json(results.as_dict())
         return

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from twoprong.attacks import PGD
 from twoprong.bundle import check_target
-from twoprong.config import PRESETS
 from twoprong.data.digits import load_digits
 from twoprong.data.tensors import Labelled
 from twoprong.demo.photographs import packaged
 from twoprong.evaluation.threads import threads
 from twoprong.measure import Scores, score
+from twoprong.presets import PRESETS
 from twoprong.progress import Progress, silent
 from twoprong.recipe import fit, train_named
 from twoprong.report.demo import Shown, write_report

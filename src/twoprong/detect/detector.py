@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from twoprong.config import DetectorConfig
+from twoprong.config import DetectorConfig, Statistic
 from twoprong.data.tensors import image_digests
 from twoprong.detect.cached import Cached
 from twoprong.detect.calibrate import Thresholds, between, calibrate, measured_sizes
@@ -46,7 +46,9 @@ class Detector(nn.Module):
     """MMD-OPT as a test of one batch against a fixed clean reference (an unseen part of the training set).
 
     The statistic is MMD²_u over the whole reference, with the full cross mean at every batch size, so that thresholds of
-    neighbouring sizes belong to one curve. Reference and thresholds are buffers: `.to(device)` and saving come free.
+    neighbouring sizes belong to one curve. Other `statistic`s, for constant thresholds only, are taken against as many
+    reference images as the batch has, the first ones: the paper's ("paired") and the biased one of its authors' code.
+    Reference and thresholds are buffers: `.to(device)` and saving come free.
     """
 
     reference_pixels: Tensor
@@ -57,14 +59,16 @@ class Detector(nn.Module):
     null: Tensor  # equally likely values of clean batches' statistic, one row per size; no row: the law is not known
     calibrated_on: Tensor  # a digest per calibration image, so that an evaluation can tell that its images are others
 
-    def __init__(self, kernel: DeepKernel, reference: Sample, permutations: int = 200) -> None:
+    def __init__(
+        self, kernel: DeepKernel, reference: Sample, permutations: int = 200, statistic: Statistic = "full"
+    ) -> None:
         super().__init__()
         if len(reference) < 2:
             raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
         check_finite(reference, "reference")
         check_kernel(kernel, reference.features)
         self.kernel = kernel
-        self.permutations = permutations
+        self.permutations, self.kind = permutations, statistic
         self._labels: dict[tuple[object, ...], Tensor] = {}
         self._gram_seen: Cached | None = None
         self._table_seen: Cached | None = None
@@ -118,9 +122,11 @@ class Detector(nn.Module):
     def calibrate(self, clean: Sample, config: DetectorConfig, seed: int, progress: Progress = silent) -> "Detector":
         """Set the thresholds from clean images that are neither in the reference nor known to kernel and classifier.
 
-        Where the settings name a constant threshold, as the paper does, it is taken for every size instead.
+        Where the settings name a constant threshold, as the paper does, it is taken for every size instead. A statistic
+        that needs a reference of the batch's size is offered up to the reference's.
         """
-        sizes = measured_sizes(config.min_batch_size, config.max_batch_size)
+        largest = config.max_batch_size if self.kind == "full" else min(config.max_batch_size, len(self.reference))
+        sizes = measured_sizes(min(config.min_batch_size, largest), largest)
         if config.threshold is not None:
             constant = torch.full((len(sizes),), config.threshold, dtype=torch.double)
             return self._set_thresholds(Thresholds(sizes, constant, constant.clone()))
@@ -142,12 +148,24 @@ class Detector(nn.Module):
         return self._set_thresholds(table, null)
 
     def statistic(self, batch: Sample) -> Tensor:
-        """MMD²_u between the reference and a batch of 2 or more, as a scalar tensor; differentiable in the batch."""
-        return self.from_grams(self.kernel(self.reference, batch), self.kernel(batch, batch))
+        """MMD² between the reference and a batch of 2 or more, as a scalar tensor; differentiable in the batch."""
+        rows = self.opposite(len(batch))
+        return self.from_grams(self.kernel(self.reference.rows(rows), batch), self.kernel(batch, batch))
+
+    def opposite(self, size: int) -> slice:
+        """The reference images that a batch of `size` is tested against."""
+        return slice(None if self.kind == "full" else size)
 
     def from_grams(self, k_xy: Tensor, k_yy: Tensor) -> Tensor:
         """The statistic from the kernel between reference and batch, and within the batch."""
-        return mmd2(self.k_reference, k_yy, k_xy, paired=False)
+        rows = self.opposite(len(k_yy))
+        return self.compare(self.k_reference[rows, rows], k_yy, k_xy[rows])
+
+    def compare(self, k_xx: Tensor, k_yy: Tensor, k_xy: Tensor) -> Tensor:
+        """The statistic of two samples, from their Gram matrices."""
+        if self.kind == "biased":
+            return mmd2(k_xx, k_yy, k_xy, estimator="v")
+        return mmd2(k_xx, k_yy, k_xy, paired=self.kind == "paired")
 
     @torch.no_grad()
     def forward(self, batch: Sample) -> Verdict:
@@ -166,13 +184,15 @@ class Detector(nn.Module):
 
     def measure(self, batch: Sample, k_reference: Tensor, memberships: Tensor) -> Tensor:
         """The statistic, and how many of the relabelled samples reach it: a tensor of two, so that a GPU is asked once."""
-        k_xy, k_yy = self.kernel(self.reference, batch), self.kernel(batch, batch)
-        statistic = mmd2(k_reference, k_yy, k_xy, paired=False)
+        reference = self.reference.rows(slice(len(k_reference)))
+        k_xy, k_yy = self.kernel(reference, batch), self.kernel(batch, batch)
+        statistic = self.compare(k_reference, k_yy, k_xy)
         if not len(memberships):
             return torch.stack([statistic, torch.zeros_like(statistic)])
         gram = torch.cat([torch.cat([k_reference, k_xy], 1), torch.cat([k_xy.T, k_yy], 1)])
-        null = null_of(gram, len(self.reference), memberships.to(gram.dtype))
-        return torch.stack([statistic, reached(null, statistic).to(statistic.dtype)])
+        null = null_of(gram, len(reference), memberships.to(gram.dtype))
+        observed = mmd2(k_reference, k_yy, k_xy, paired=False)  # which is what relabelling gives
+        return torch.stack([statistic, reached(null, observed).to(statistic.dtype)])
 
     def against(self, size: int) -> tuple[Tensor, Tensor]:
         """What a batch of `size` is measured against: the reference's Gram matrix and the relabellings.
@@ -187,13 +207,15 @@ class Detector(nn.Module):
                 f"batch of {size} image{'s' * (size != 1)}: expected {self.batch_sizes[0]} to {self.batch_sizes[-1]}, the "
                 "sizes this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
             )
-        device, count = self.reference_features.device, len(self.reference)
+        device, rows = self.reference_features.device, self.opposite(size)
+        gram = self.k_reference[rows, rows]
+        count = len(gram)
         wanted = 0 if len(self.null) else self.permutations
         key = size, count, wanted, device
         if key not in self._labels:
             draw = generator(0, "permutations", device=device)
             self._labels[key] = memberships(count, size, wanted, draw)
-        return self.k_reference, self._labels[key]
+        return gram, self._labels[key]
 
     def flags(self, statistic: float, size: int) -> bool:
         """Whether a batch of `size` with this statistic is called adversarial: the one place that decides.
@@ -203,7 +225,7 @@ class Detector(nn.Module):
         return not (math.isfinite(statistic) and statistic < self.threshold(size))
 
     @classmethod
-    def from_state(cls, state: dict[str, Tensor], permutations: int) -> "Detector":
+    def from_state(cls, state: dict[str, Tensor], permutations: int, statistic: Statistic = "full") -> "Detector":
         """A detector from its `state_dict()`. Raises InputError for a tensor too many, too few, or of another shape."""
         kernel = {name.removeprefix("kernel."): value for name, value in state.items() if name.startswith("kernel.")}
         try:
@@ -214,7 +236,7 @@ class Detector(nn.Module):
             table = Thresholds(state["sizes"], state["upper"], state["central"])
             null = state.get("null", torch.zeros(0, 0))
             check_shapes(reference, table, null)
-            detector = cls(fitted.requires_grad_(False), reference, permutations)
+            detector = cls(fitted.requires_grad_(False), reference, permutations, statistic)
             detector._set_thresholds(table, null)
             digests = state.get("calibrated_on", detector.calibrated_on)
             if digests.ndim != 1 or digests.dtype != torch.long:
@@ -230,6 +252,11 @@ class Detector(nn.Module):
             return self.kernel(x, z)
 
     def _set_thresholds(self, table: Thresholds, null: Tensor | None = None) -> "Detector":
+        if self.kind != "full" and len(table.sizes) and int(table.sizes[-1]) > len(self.reference):
+            raise InputError(
+                f"detector: batches of up to {int(table.sizes[-1])} images, but a reference of {len(self.reference)}; the "
+                f"statistic {self.kind!r} needs as many"
+            )
         check_alarm(self.kernel, self.reference, table)
         law = torch.zeros(0, 0) if null is None else null
         for name, column in zip(("sizes", "upper", "central", "null"), (*table, law), strict=True):

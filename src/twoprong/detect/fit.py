@@ -20,13 +20,16 @@ def fit_kernel(
 ) -> DeepKernel:
     """Ascend J by Adam on minibatches, from the median heuristic; the kernel comes back with its parameters frozen.
 
-    A fifth of the images is kept aside, and the epoch with the highest J there, the start included, is the one returned: a
+    With `config.ascent="paper"` it is Algorithm 1 as written (`_algorithm1`). In ours, a fifth of the images is kept aside,
+    and the epoch with the highest J there, the start included, is the one returned: a
     start at which the test is nearly blind can lead the ascent astray. Clean and adversarial images are drawn independently.
     This is done for every width of `config.projections`, and the kernel with the most power on the fifth kept aside wins.
     """
     count = min(len(clean), len(adversarial))
     if count < 2:
         raise InputError(f"fit_kernel needs 2 or more images of each kind, got {len(clean)} and {len(adversarial)}")
+    if config.ascent == "paper":
+        return _algorithm1(clean, adversarial, config, seed, progress).requires_grad_(False)
     start, aside = clean, max(2, count // 5)
     judges = clean.rows(slice(aside)), adversarial.rows(slice(aside))
     if count >= 10:  # of fewer, none can be spared
@@ -77,6 +80,31 @@ class _Pairs:
         return power_objective(k_xx, k_yy, k_xy, floor)
 
 
+def _algorithm1(clean: Sample, adversarial: Sample, config: KernelConfig, seed: int, progress: Progress) -> DeepKernel:
+    """One minibatch an epoch and the last iterate. The bandwidths themselves are learned, and β0 ∈ (0, 1) by its logit."""
+    device, scale = clean.features.device, torch.ones(()).to(clean.features)
+    kernel = DeepKernel.from_median(clean, config.beta0, None, config.pixel_bandwidth).to(device)
+    logs = kernel.log_feature_bandwidth, kernel.log_pixel_bandwidth
+    bandwidths = [log.detach().exp().requires_grad_() for log in logs]
+    optimiser = torch.optim.Adam([*bandwidths, kernel.logit_beta0], lr=config.lr)
+    pairs, draw, count = _Pairs(clean, adversarial), generator(seed, "kernel"), min(len(clean), len(adversarial))
+    size = min(config.batch_size, count)
+    for epoch in range(config.epochs):
+        rows, others = (torch.randperm(count, generator=draw)[:size].to(device) for _ in range(2))
+        power = pairs.power(kernel, (rows, others), scale, config.regularisation)
+        kernel.zero_grad()
+        (-power).backward()
+        for bandwidth, log in zip(bandwidths, logs, strict=True):
+            assert log.grad is not None
+            bandwidth.grad = log.grad / bandwidth.detach()
+        optimiser.step()
+        for bandwidth, log in zip(bandwidths, logs, strict=True):
+            log.data = bandwidth.detach().clamp_min(1e-6).log()
+        progress("kernel", epoch + 1, config.epochs, f"J {power.item():.3f}")
+    kernel.zero_grad()
+    return kernel
+
+
 def _ascend(
     pairs: _Pairs,
     judging: _Pairs,
@@ -94,7 +122,8 @@ def _ascend(
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
         draw = generator(seed, "projection")
         projection = torch.randn(len(scale), width, generator=draw).to(scale) / len(scale) ** 0.5
-    kernel = DeepKernel.from_median(Sample(start.pixels, start.features / scale), config.beta0, projection).to(device)
+    seen = Sample(start.pixels, start.features / scale)
+    kernel = DeepKernel.from_median(seen, config.beta0, projection, config.pixel_bandwidth).to(device)
     draw = generator(seed, "kernel")
     optimiser = torch.optim.Adam(kernel.parameters(), lr=config.lr)
     counts = [len(features) for features in pairs.features]

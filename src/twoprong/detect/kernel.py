@@ -41,10 +41,12 @@ class DeepKernel(nn.Module):
         self.projection = None if projection is None else nn.Parameter(projection)
 
     @classmethod
-    def from_median(cls, sample: Sample, beta0: float = 0.1, projection: Tensor | None = None) -> "DeepKernel":
-        """A kernel that starts at the median heuristic: k = 1/e at the median distance, for features and for pixels."""
+    def from_median(
+        cls, sample: Sample, beta0: float = 0.1, projection: Tensor | None = None, pixel_bandwidth: float | None = None
+    ) -> "DeepKernel":
+        """A kernel at the median heuristic: k = 1/e at the median distance, for features and (unless given) for pixels."""
         seen = sample.features if projection is None else sample.features @ projection
-        return cls(median_bandwidth(seen), median_bandwidth(sample.pixels), beta0, projection)
+        return cls(median_bandwidth(seen), pixel_bandwidth or median_bandwidth(sample.pixels), beta0, projection)
 
     @property
     def feature_bandwidth(self) -> Tensor:

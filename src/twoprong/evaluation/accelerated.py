@@ -12,7 +12,7 @@ from twoprong.defense import Defense
 from twoprong.models.fast import Compiler, Fast, HalfPrecision, Replayed, compiled, fast
 from twoprong.models.features import Features, FeatureSource
 from twoprong.models.precision import Precision, compiler_for
-from twoprong.routes import NOTHING, Known, Route
+from twoprong.routes import NOTHING, Denoised, Known, Route
 
 Step = Callable[..., Any]
 
@@ -73,6 +73,13 @@ class Accelerated(Defense):
             return deployed
         value = super().statistic(images)
         return value + (deployed - value.detach())
+
+    def in_training(self) -> Route:
+        """With the exact denoiser, in half precision: batch norms that are folded away have no training mode."""
+        exact = self.exact.flagged
+        if not isinstance(self.flagged, Denoised) or not isinstance(exact, Denoised):
+            return self.flagged
+        return self.flagged.in_training(HalfPrecision(exact.denoiser))
 
 
 def _answering(route: Route) -> Step:

@@ -5,7 +5,7 @@ from typing import Any
 
 from twoprong.measure import over_batches, wilson
 from twoprong.results.evaluation import AttackEntry
-from twoprong.results.scores import BatchScore, Score, SlotScore, WorstCase
+from twoprong.results.scores import Accuracy, BatchScore, Divergence, Score, SlotScore, WorstCase
 
 
 def summarise(batches: Sequence[BatchScore]) -> Score:
@@ -27,6 +27,14 @@ def summarise(batches: Sequence[BatchScore]) -> Score:
         fooled=max(0.0, 1 - (right + refused) / images),
         fooled_interval=wilson(round(images - right - refused), images),
         **_accepted(right, images - refused),
+    )
+
+
+def divergence(attacked: Accuracy, clean: Accuracy) -> Divergence:
+    """d1(clean, attacked) ≥ 2 (R_attacked - R_clean), the 0-1 risks of one fixed classifier on both (docs/detector.md)."""
+    return Divergence(
+        at_least=max(0.0, 2 * (clean.accuracy - attacked.accuracy)),
+        sure=max(0.0, 2 * (clean.quoted[0] - attacked.quoted[1])),
     )
 
 

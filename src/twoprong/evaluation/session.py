@@ -17,7 +17,7 @@ from twoprong.evaluation.clock import Clock, Work
 from twoprong.evaluation.pieces import Piece, Pieces
 from twoprong.evaluation.plan import Plan
 from twoprong.evaluation.protocols import Item
-from twoprong.evaluation.scores import slots, summarise
+from twoprong.evaluation.scores import divergence, slots, summarise
 from twoprong.evaluation.subjects import judge_all, subjects_of
 from twoprong.measure import partition
 from twoprong.progress import Progress
@@ -174,6 +174,10 @@ class Session:
             partial = {
                 name: slots(scores, [batch[name] for batch in untouched], taken) for name, scores in by_subject.items()
             }
+        summary = {name: summarise(scores) for name, scores in by_subject.items()}
+        far = None
+        if partial is None and "bare" in summary:
+            far = divergence(summary["bare"], summarise([batch["bare"] for batch in untouched]))
         return AttackEntry(
             name=item.name,
             threat_model=item.threat,
@@ -183,8 +187,9 @@ class Session:
             eps=item.attack.eps,
             share=item.share,
             in_worst_case=self.plan.counts(item),
-            subjects={name: summarise(scores) for name, scores in by_subject.items()},
+            subjects=summary,
             slots=partial,
+            divergence=far,
             seconds=round(sum(batch.seconds for batch in batches), 2),
             queries=sum(batch.queries for batch in batches) / len(torch.cat(self.batches)),
             batches=batches,

@@ -159,7 +159,7 @@ def folded(network: nn.Module) -> nn.Module:
             before = layers[-1] if layers else None
             if isinstance(layer, nn.BatchNorm2d) and isinstance(before, nn.Conv2d):
                 layers[-1] = fuse_conv_bn_eval(before, layer).requires_grad_(False)
-            else:
+            elif not isinstance(layer, nn.Dropout):  # which does nothing in eval mode
                 layers.append(layer)
         parent._modules = {str(number): layer for number, layer in enumerate(layers)}
     return network

@@ -32,22 +32,28 @@ class Residual(nn.Module):
 class ResNet(Featured):
     """Images (N, channels, H, W) in [0, 1], any side from 8 up, to logits (N, classes).
 
-    Four stages of `depths` blocks, 64 to 512 wide, the later three each halving the resolution; then a global
-    average, whose output (512 wide, or 2048 with bottlenecks) is the features, and one linear layer.
+    A stage per entry of `depths`, each twice as wide as the one before (from `stem`) and at half its resolution; then a
+    global average, whose output (512 wide after four stages, 2048 with bottlenecks) is the features, and one linear layer.
     """
 
     def __init__(
-        self, classes: int, channels: int, depths: Sequence[int], bottleneck: bool, activation: Activation = nn.ReLU
+        self,
+        classes: int,
+        channels: int,
+        depths: Sequence[int],
+        bottleneck: bool,
+        activation: Activation = nn.ReLU,
+        stem: int = STEM,
     ) -> None:
         super().__init__()
         block = _bottleneck if bottleneck else _basic
         expansion = 4 if bottleneck else 1
         self.normalise = Normalise(channels)
-        self.stem = nn.Sequential(*_conv(channels, STEM, 3), activation())
+        self.stem = nn.Sequential(*_conv(channels, stem, 3), activation())
         blocks: list[nn.Module] = []
-        inputs = STEM
+        inputs = stem
         for stage, depth in enumerate(depths):
-            width = STEM * 2**stage
+            width = stem * 2**stage
             for position in range(depth):
                 stride = 2 if stage > 0 and position == 0 else 1
                 blocks.append(block(inputs, width, stride, activation))
@@ -72,6 +78,11 @@ def resnet18_silu(classes: int, channels: int) -> ResNet:
     adversarial training"; Gowal et al. 2020, "Uncovering the limits").
     """
     return ResNet(classes, channels, depths=(2, 2, 2, 2), bottleneck=False, activation=nn.SiLU)
+
+
+def resnet18_thin(classes: int, channels: int) -> ResNet:
+    """What the authors of DAD call a ResNet-18: 16 to 64 channels and three stages of two blocks, 64 features."""
+    return ResNet(classes, channels, depths=(2, 2, 2), bottleneck=False, stem=16)
 
 
 def resnet50(classes: int, channels: int) -> ResNet:

@@ -1,6 +1,7 @@
 """Training of a named classifier where no weights are given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -14,7 +15,7 @@ from twoprong.models.layout import channels_last
 from twoprong.models.precision import Precision, compiler_for, computing
 from twoprong.models.zoo import build
 from twoprong.progress import Progress, silent
-from twoprong.seeds import generator, initialised
+from twoprong.seeds import derive, generator, initialised
 
 # Given a model in training mode, a batch and the training's generator: leaves gradients in the model's parameters (which
 # come without any) and hands back the loss.
@@ -39,7 +40,7 @@ def train_classifier(
     objective: Objective = natural,
     precision: Precision = "fp32",
 ) -> nn.Module:
-    """The named classifier, trained on `data` by SGD with Nesterov momentum and a one-cycle rate; in eval mode, frozen.
+    """The named classifier, trained on `data` by SGD with Nesterov momentum; in eval mode, frozen.
 
     A function of the arguments. A checkpoint is written after every epoch. With "bf16" it computes in it (weights stay in
     float32), and ordinary training is compiled on a GPU.
@@ -59,23 +60,24 @@ def train_classifier(
     draw = generator(seed, "classifier order", device=device)
     done = checkpoint.load(model, optimiser, draw) if checkpoint else 0
     size = min(config.batch_size, len(data))
-    per_epoch = len(data) // size
+    per_epoch, rate = len(data) // size, SCHEDULES[config.schedule]
     compiler = compiler_for(precision, data.images) if objective is natural else None
     forward = model if compiler is None else cast(nn.Module, compiler(model, mode="reduce-overhead"))
     model.train()
     for epoch in range(done, config.epochs):
         order = torch.randperm(len(data), generator=draw, device=device)
         total = torch.zeros((), device=device)
-        for step in range(per_epoch):
-            batch = data[order[step * size : (step + 1) * size]]
-            if config.augment:
-                batch = Labelled(augment(batch.images, draw), batch.labels)
-            for group in optimiser.param_groups:
-                group["lr"] = config.lr * one_cycle((epoch * per_epoch + step) / (config.epochs * per_epoch))
-            optimiser.zero_grad()
-            with computing(precision, device):
-                total += objective(forward, batch, draw)
-            optimiser.step()
+        with dropping(device, seed, epoch):
+            for step in range(per_epoch):
+                batch = data[order[step * size : (step + 1) * size]]
+                if config.augment:
+                    batch = Labelled(augment(batch.images, draw), batch.labels)
+                for group in optimiser.param_groups:
+                    group["lr"] = config.lr * rate((epoch * per_epoch + step) / (config.epochs * per_epoch))
+                optimiser.zero_grad()
+                with computing(precision, device):
+                    total += objective(forward, batch, draw)
+                optimiser.step()
         if checkpoint:
             checkpoint.save(epoch + 1, model, optimiser, draw)
         progress("classifier", epoch + 1, config.epochs, f"loss {total.item() / per_epoch:.4f}")
@@ -83,9 +85,25 @@ def train_classifier(
     return model.eval().requires_grad_(False)
 
 
+@contextmanager
+def dropping(device: torch.device, seed: int, epoch: int) -> Iterator[None]:
+    """Dropout draws from torch's global stream: seeded for an epoch, and put back."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(derive(seed, "dropout", epoch))
+        yield
+
+
 def one_cycle(done: float) -> float:
     """The rate's factor at a share `done` of the training: up in the first quarter, then down to zero, both linear."""
     return min(4 * done + 0.01, (1 - done) / 0.75)
+
+
+def by_steps(done: float) -> float:
+    """The rate's factor of Zagoruyko and Komodakis: to a fifth after 60, 120 and 160 of 200 epochs."""
+    return float(0.2 ** sum(done >= share for share in (0.3, 0.6, 0.8)))
+
+
+SCHEDULES = {"one-cycle": one_cycle, "step": by_steps}
 
 
 def augment(images: Tensor, draw: torch.Generator) -> Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 
 from twoprong.errors import InputError
 from twoprong.models.cnn import SmallCNN
-from twoprong.models.resnet import resnet18, resnet18_silu, resnet50
+from twoprong.models.resnet import resnet18, resnet18_silu, resnet18_thin, resnet50
 from twoprong.models.swin import swin_t
 from twoprong.models.wideresnet import WideResNet
 
@@ -27,15 +27,16 @@ MODELS: dict[str, Callable[[int, int], nn.Module]] = {
     "cnn": SmallCNN,
     "resnet18": resnet18,
     "resnet18-silu": resnet18_silu,
+    "resnet18-thin": resnet18_thin,
     "resnet50": resnet50,
     "swin-t": swin_t,
 }
 
-_WIDE = re.compile(r"wrn-([1-9][0-9]*)-([1-9][0-9]*)")
+_WIDE = re.compile(r"wrn-([1-9][0-9]*)-([1-9][0-9]*)(-authors)?")
 
 
 def build(name: str, classes: int, channels: int) -> nn.Module:
-    """A fresh classifier: a key of MODELS, or "wrn-DEPTH-WIDTH". Its `spec` records how it was built.
+    """A fresh classifier: a key of MODELS, "wrn-DEPTH-WIDTH", or that with "-authors". Its `spec` records how it was built.
 
     Weights are drawn from torch's global stream; wrap the call in `seeds.initialised` to fix them.
     Raises InputError for an unknown name, fewer than 2 classes, or channels other than 1 and 3.
@@ -53,8 +54,8 @@ def _constructor(name: str) -> Callable[[int, int], nn.Module]:
     if name in MODELS:
         return MODELS[name]
     if wide := _WIDE.fullmatch(name):
-        depth, width = map(int, wide.groups())
-        return lambda classes, channels: WideResNet(classes, channels, depth, width)
+        depth, width = int(wide[1]), int(wide[2])
+        return lambda classes, channels: WideResNet(classes, channels, depth, width, wide[3] is not None)
     close = difflib.get_close_matches(name.lower(), [*MODELS, "wrn-28-10"], n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     raise InputError(f"unknown model {name!r}: {hint}known are {', '.join(MODELS)} and wrn-DEPTH-WIDTH (wrn-28-10)")

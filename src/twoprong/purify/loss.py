@@ -22,12 +22,13 @@ class Noise(Protocol):
 
 
 def add_noise(images: Tensor, law: Noise, generator: torch.Generator | None) -> Tensor:
-    """images + N(0, σ²), brought back into [0, 1]. "clamped" noise is put into [0, 1] before it is added, as in the authors'
-    code: half of it is 0 then, and none negative."""
+    """images + N(0, σ²), brought back into [0, 1] unless it is "unclamped". "clamped" noise is put into [0, 1] before it is
+    added, too, as in the authors' code: half of it is 0 then, and none negative."""
     noise = law.sigma * torch.empty_like(images).normal_(generator=generator)
     if law.noise == "clamped":
         noise = noise.clamp(0, 1)
-    return (images + noise).clamp(0, 1)
+    noisy = images + noise
+    return noisy if law.noise == "unclamped" else noisy.clamp(0, 1)
 
 
 def denoiser_loss(

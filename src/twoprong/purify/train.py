@@ -78,7 +78,9 @@ def objective(
 
     def loss_of(noisy: Tensor, pixels: Tensor, deep: Tensor, labels: Tensor) -> Tensor:
         with computing(precision, noisy.device):
-            denoised = denoiser(noisy).clamp(0, 1)
+            denoised = denoiser(noisy)
+        if config.clamp:
+            denoised = denoised.clamp(0, 1)
         clean = Sample(pixels, deep)
         return denoiser_loss(denoised, clean, labels, features, kernel, config.alpha, config.estimator)
 

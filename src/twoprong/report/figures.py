@@ -175,10 +175,10 @@ def panel(clean: Sequence[float], attacked: Sequence[float], threshold: float, s
 
 
 def picture(image: Tensor) -> str:
-    """An image (C, H, W) in [0, 1] as a PNG data address, one pixel a pixel."""
+    """An image (C, H, W) as a PNG data address, one pixel a pixel; what lies outside [0, 1] is shown as its end."""
     from PIL import Image
 
-    pixels = (image.detach().cpu() * 255).round().byte().permute(1, 2, 0).numpy()
+    pixels = (image.detach().cpu().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     out = io.BytesIO()
     Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels).save(out, "PNG")
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

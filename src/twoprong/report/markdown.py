@@ -11,6 +11,7 @@ from twoprong.report.words import (
     by_threat,
     headline,
     headline_alarms,
+    hidden,
     intervals,
     percent,
     plural,
@@ -36,9 +37,23 @@ def to_markdown(results: EvaluationResults) -> str:
         f"**{_cell(told)}**" if level in ("bad", "broken") else _cell(told),
         f"{_clean(results)} {headline(results)}",
         _table(
-            ("threat model", "attack", "accuracy", "95 % interval", "worst draw", "undefended", "batches flagged", "counts"),
+            (
+                "threat model",
+                "attack",
+                "accuracy",
+                "95 % interval",
+                "worst draw",
+                "undefended",
+                "batches flagged",
+                "statistic",
+                "d₁ ≥",
+                "counts",
+            ),
             [_attack_row(threat, attack) for threat, group in whole.items() for attack in group],
         ),
+        f"The statistic is the mean over batches, the threshold {results.defense.threshold:.4f}. d₁ is how far attacked "
+        "images are from clean ones, 2 at most; what the undefended classifier loses is a lower bound (docs/detector.md). "
+        f"{_cell(hidden(results))}".rstrip(),
         _table(
             ("threat model", "attack", "attacked slots", "others", "others without it", "batches flagged"),
             [_slots_row(threat, attack) for threat, group in shared.items() for attack in group],
@@ -90,7 +105,9 @@ def _attack_row(threat: str, attack: AttackEntry) -> list[str]:
         percent(mine.worst_draw),
         percent(bare.accuracy if bare else None),
     ]
-    return [threat, attack.name, *shares, percent(mine.flagged), "yes" if attack.in_worst_case else "no"]
+    far = "–" if attack.divergence is None else f"{attack.divergence.at_least:.2f}"
+    value = "–" if attack.statistic is None else f"{attack.statistic:.4f}"
+    return [threat, attack.name, *shares, percent(mine.flagged), value, far, "yes" if attack.in_worst_case else "no"]
 
 
 def _slots_row(threat: str, attack: AttackEntry) -> list[str]:

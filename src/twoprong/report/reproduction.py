@@ -57,7 +57,9 @@ def row_texts(results: ReproductionResults) -> list[tuple[str, str, str, str]]:
     texts = []
     for row in results.rows:
         for cell in row.cells:
-            paper, ours = show(cell.paper, cell.unit, cell.spread), show(cell.ours, cell.unit)
+            paper, ours = show(cell.paper, cell.unit, cell.spread), show(cell.ours, cell.unit, cell.deviation)
+            if cell.runs is not None:
+                ours += f", {len(cell.runs)} runs"
             if cell.quoted is not None:
                 ours += f" ({cell.quoted[0]:.1f} to {cell.quoted[1]:.1f})"
                 ours += f", {batches_of(cell.batches)}" if cell.batches else ""

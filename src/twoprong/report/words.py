@@ -19,6 +19,7 @@ THREATS = {
 }
 BROKEN = 0.1  # a worst case below this is next to nothing: chance, among ten classes
 ENOUGH = 3  # batches that tell something of others
+FAR = 1.0  # of at most 2: a distance d1 that nobody would call small
 NORMS = {"linf": "ℓ∞", "l2": "ℓ2"}
 SUBJECTS = {
     "defense": "the defence",
@@ -111,6 +112,23 @@ def headline(results: EvaluationResults) -> str:
     known = "of them only the paper's know the defence" if "paper" in threats else "none of them knows the defence"
     return (
         f"The worst of the attacks that were run, changing {change}, {left}; {known}, and one made for it may get further."
+    )
+
+
+def hidden(results: EvaluationResults) -> str:
+    """Which attack passes the test on every batch at the largest distance from clean images; nothing below FAR."""
+    far = [
+        (attack.divergence.at_least, attack.name, attack.statistic, attack.divergence.sure)
+        for attack in results.attacks
+        if attack.divergence is not None and attack.subjects["defense"].flagged == 0
+    ]
+    distance, name, statistic, sure = max(far, default=(0.0, "", None, 0.0))
+    if distance < FAR or statistic is None:
+        return ""
+    return (
+        f"{name} passes the test on every batch (mean statistic {statistic:.4f}, threshold "
+        f"{results.defense.threshold:.4f}), though its images are at a distance d₁ ≥ {distance:.2f} of at most 2 from clean "
+        f"ones (≥ {sure:.2f} by the ends of the intervals): a small MMD does not mean a small distance."
     )
 
 

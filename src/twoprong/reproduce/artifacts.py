@@ -85,7 +85,7 @@ class Artifacts:
 
     def measured(self, spec: Spec) -> Measured:
         """What the cell measures."""
-        parts = {"classifier", "robust", "set", "extractor", "threshold", "bare", "fresh"}
+        parts = {"classifier", "robust", "preset", "set", "extractor", "threshold", "bare", "fresh"}
         key = fingerprint(spec.model_dump(include=parts))
         if key not in self._made:
             self._made[key] = self._protected(spec)[0] if spec.bare else self.defense(spec)
@@ -115,7 +115,8 @@ class Artifacts:
         """The fitted defence; its `about` says how long the fit took. A constant threshold costs no fit of its own."""
         config = self.scale.config(spec, self.seed)
         classifier, work = self._protected(spec)
-        others = [self._classifier(spec.extractor, config, None)[0]] if spec.extractor else []
+        named = spec.extractor or config.detector.extractor
+        others = [self._classifier(named, config, None)[0]] if named else []
         settings = [config.model_dump(), REVISION]  # a defence is fitted to what the attack finds
         features = Features(others[0]) if others else None
         bundles = [
@@ -253,6 +254,12 @@ def peak_memory(device: torch.device) -> float:
 
 def variant(spec: Spec) -> str:
     """A name for the cell's defence that can be a directory's."""
-    words: list[object] = [spec.classifier, spec.robust, *spec.set, spec.extractor and f"features-of-{spec.extractor}"]
+    words: list[object] = [
+        spec.classifier,
+        spec.robust,
+        spec.preset,
+        *spec.set,
+        spec.extractor and f"features-of-{spec.extractor}",
+    ]
     words += [spec.threshold is not None and f"threshold={spec.threshold:g}", spec.fresh and "fresh"]
     return re.sub(r"[^\w.=-]+", "-", "-".join(str(word) for word in words if word))

@@ -19,6 +19,7 @@ class ReproduceOptions:
     resume: bool = False  # continue a killed run
     only: Sequence[str] = ()  # rows of these names, or whose names hold one of these
     columns: Sequence[str] = ()  # columns likewise
+    preset: str | None = None  # settings of every fit whose row has none; None: the scale's
     assignments: Sequence[str] = ()  # settings of every fit, where its row does not say otherwise
     images: int | None = None  # how many are attacked; None: as the scale says
     classifier: str | None = None  # protected instead of the paper's

@@ -48,7 +48,8 @@ def reproduce(
     seed, precision, trained, surrogates = options.seed, options.precision, options.trained, options.surrogates
     experiment = load_experiment(name).narrowed(options.only, options.columns)
     chosen = experiment.scale(scale)
-    chosen = chosen.model_copy(update={"set": (*chosen.set, *options.assignments)})
+    changes = {"set": (*chosen.set, *options.assignments), "preset": options.preset or chosen.preset}
+    chosen = chosen.model_copy(update=changes)
     if options.images is not None:
         chosen = chosen.model_copy(update={"images": options.images})
     if any(assignment.partition("=")[0].strip() == "seed" for assignment in options.assignments):
@@ -114,11 +115,16 @@ def reproduce(
         config=chosen.config(Spec(), seed).model_dump(mode="json"),
         made_with=made_with(data.test.images.device, [*cells.origins, *artifacts.origins]),
     )
+    write_results(results, out)
+    return results
+
+
+def write_results(results: ReproductionResults, out: Path) -> None:
+    """results.json, results.md and report.html."""
     text = json.dumps(results.as_dict(), indent=2) + "\n"
     write_atomic(out / "results.json", lambda file: file.write_text(text, encoding="utf-8"))
     write_atomic(out / "results.md", lambda file: file.write_text(to_markdown(results), encoding="utf-8"))
     write_comparison(results, out / "report.html")
-    return results
 
 
 def _measure(artifacts: Artifacts, spec: Spec, out: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from twoprong.attacks import ATTACKS, Attack
 from twoprong.config import Count, FitConfig, Number, Positive, Settings, load_config
 from twoprong.errors import InputError
 from twoprong.names import TABLES
+from twoprong.presets import preset
 
 Measure = Literal["clean", "attacked", "average", "fit seconds", "fit memory", "inference seconds"]
 Share = Annotated[Number, Field(ge=0, le=1)]
@@ -28,6 +29,7 @@ class Spec(Settings):
 
     classifier: str = "wrn-28-10"  # what is protected
     robust: str | None = None  # how it is trained adversarially, one of robust.METHODS; None: naturally
+    preset: str | None = None  # settings of the fit by name; None: the scale's
     set: tuple[str, ...] = ()  # settings of the fit, as on the command line: "denoiser.alpha=0.05"
     extractor: str | None = None  # the classifier whose features kernels see; None: the protected one
     threshold: Number | None = None  # a constant instead of the calibrated thresholds, put in after the fit
@@ -72,6 +74,7 @@ class Scale(Settings):
     draws: Count  # of the noise, on which an attacked batch is scored
     classifier: str | None = None  # instead of every classifier that is protected
     surrogate: str | None = None  # instead of every surrogate and every extractor
+    preset: str | None = None  # of every fit whose row has none
     set: tuple[str, ...] = ()  # settings of every fit
     limits: dict[str, Count] = Field(default_factory=dict)
     stretch: dict[str, Positive] = Field(default_factory=dict)
@@ -89,7 +92,8 @@ class Scale(Settings):
 
     def config(self, spec: Spec, seed: int) -> FitConfig:
         """The settings of the cell's fit; a constant threshold is not among them."""
-        return load_config(assignments=(*self.set, *spec.set, f"seed={seed}"))
+        base = preset(spec.preset or self.preset)
+        return load_config(assignments=(*self.set, *spec.set, f"seed={seed}"), base=base)
 
 
 class Experiment(Settings):

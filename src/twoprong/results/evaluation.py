@@ -6,7 +6,7 @@ from pydantic import Field
 
 from twoprong.results.detector import DetectorStudy, NotStudied
 from twoprong.results.part import Flag, Number, Part, Provenance, Text, Whole
-from twoprong.results.scores import Accuracy, BatchScore, Score, SlotScore, WorstCase
+from twoprong.results.scores import Accuracy, BatchScore, Divergence, Score, SlotScore, WorstCase
 
 Status = Literal["passed", "failed", "not converged", "not applicable"]
 
@@ -79,9 +79,21 @@ class AttackEntry(Part):
     in_worst_case: Flag = Field(description="Whether it counts in the worst case: all slots, within the headline budget.")
     subjects: dict[str, Score] = Field(description="By subject.")
     slots: dict[str, SlotScore] | None = Field(description="By subject; null where all slots were attacked.")
+    divergence: Divergence | None = Field(
+        default=None,
+        description="Lower bound of the distance of attacked from clean images; null for some slots only, missing in older "
+        "files.",
+    )
     seconds: Number = Field(description="Seconds of computing.")
     queries: Number = Field(description="Images computed per image.")
     batches: list[AttackedBatch] = Field(description="Batch by batch.")
+
+    @property
+    def statistic(self) -> float | None:
+        """The mean statistic of the defence's test; None without one."""
+        scores = (batch.subjects.get("defense") for batch in self.batches)
+        values = [score.statistic for score in scores if score is not None and score.statistic is not None]
+        return sum(values) / len(values) if values else None
 
 
 class NotRun(Part):

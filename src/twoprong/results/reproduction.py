@@ -13,7 +13,13 @@ class Cell(Part):
     column: Text = Field(description="Name of the column.")
     paper: Number | None = Field(description="What the paper prints; null where it prints nothing.")
     spread: Number | None = Field(description="What stands there after ±, or null.")
-    ours: Number = Field(description="What was measured here.")
+    ours: Number = Field(description="What was measured here; over several seeds, the mean.")
+    deviation: Number | None = Field(
+        default=None, description="Standard deviation of ours over the runs; null for one run, missing in older files."
+    )
+    runs: list[Number] | None = Field(
+        default=None, description="Ours run by run, seed after seed; null for one run, missing in older files."
+    )
     unit: Literal["%", "s", "MB"] = Field(description="Unit of both.")
     interval: Interval | None = Field(description="Interval (95 %) of ours, over images; null where there is none.")
     interval_batches: Interval | None = Field(
@@ -70,6 +76,9 @@ class ScaleUsed(Part):
     draws: Whole = Field(description="Draws of the noise that an attacked batch is scored on.")
     classifier: Text | None = Field(description="Protected instead of every classifier of the paper, or null.")
     surrogate: Text | None = Field(description="Stands for every classifier that attacks are made on, or null.")
+    preset: Text | None = Field(
+        default=None, description="Settings of every fit whose row has none of its own, by name; missing in older files."
+    )
     set: list[Text] = Field(description="Settings of every fit.")
     limits: dict[str, Whole] = Field(description="Largest values of the attacks' settings.")
     stretch: dict[str, Number] = Field(description="Factors of the budgets, by norm.")
@@ -79,6 +88,7 @@ class ReproductionRun(Part):
     """What was asked for."""
 
     seed: Whole = Field(description="Decides every number but the seconds.")
+    seeds: Whole = Field(default=1, description="How many seeds were run, from `seed` on; missing in older files.")
     precision: Text = Field(description="What training and attacks compute in; scores are float32.")
     data: Text = Field(description="Name of the images.")
     test_images: Whole = Field(description="Test images; clean accuracy is over all of them.")

@@ -51,6 +51,18 @@ class Score(Accuracy):
     accuracy_accepted_interval: Interval = Field(description="Its interval, over accepted images.")
 
 
+class Divergence(Part):
+    """How far attacked images are from clean ones, at least: the paper's Theorem 1 read backwards (docs/detector.md).
+
+    d1 is the L1 distance of their distributions, twice the total variation; 2 at most.
+    """
+
+    at_least: Number = Field(
+        description="2·(accuracy lost), by the undefended classifier, on the batches that were attacked; never below 0."
+    )
+    sure: Number = Field(description="The same by the unfavourable ends of both accuracies' intervals: at least 90 % sure.")
+
+
 class SlotScore(Part):
     """One subject under an attack on some slots of every batch."""
 

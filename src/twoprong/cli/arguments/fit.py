@@ -16,6 +16,7 @@ from twoprong.cli.arguments.shared import (
     Mean,
     OnDevice,
     Precision,
+    Preset,
     Resume,
     Std,
     SummaryAsJson,
@@ -56,6 +57,7 @@ class FitArguments:
     strict: Annotated[bool, typer.Option(help="Refuse a directory with an unreadable image, instead of skipping it.")] = (
         False
     )
+    preset: Preset = None
     config: Annotated[Path | None, typer.Option(help="Settings, a TOML file.")] = None
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, such as denoiser.epochs=30; may be repeated.")

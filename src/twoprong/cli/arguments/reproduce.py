@@ -20,7 +20,7 @@ from twoprong.cli.arguments.shared import (
     Seed,
     WeightsOrTraining,
 )
-from twoprong.names import TABLES
+from twoprong.names import PRESETS, TABLES
 
 
 class ScaleName(StrEnum):
@@ -54,6 +54,13 @@ class ReproduceArguments:
         list[str] | None,
         typer.Option("--column", help="Run only the column of this name, or those whose names hold it; may be repeated."),
     ] = None
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The settings of every fit whose row has none of its own: {', '.join(PRESETS)}.",
+            show_default="full: paper, or paper-imagenet",
+        ),
+    ] = None
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", help="A setting of every fit, such as denoiser.noise=clamped; may be repeated."),
@@ -73,6 +80,9 @@ class ReproduceArguments:
     ] = None
     resume: Resume = False
     seed: Seed = 0
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Run so many seeds, from --seed on; numbers are their mean ± standard deviation.")
+    ] = 1
     device: OnDevice = Device.auto
     precision: InPrecision = Precision.fp32
     as_json: ResultsAsJson = False

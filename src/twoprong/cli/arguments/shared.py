@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twoprong.names import SOURCES
+from twoprong.names import PRESETS, SOURCES
 
 KINDS = f"{', '.join(SOURCES)}, or a directory with one sub-directory per class"
 
@@ -73,6 +73,14 @@ Allow = Annotated[
     typer.Option(help="A module whose factory the bundle may run to make its classifier; may be repeated."),
 ]
 Norm = Annotated[str | None, typer.Option(help="linf or l2.", show_default="the bundle's")]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Settings by name: {', '.join(PRESETS)}. small: minutes on a laptop; paper: the paper's, to the letter; "
+        "authors: their code's. A file of settings and --set win over it.",
+        show_default="those that go with the data",
+    ),
+]
 Resume = Annotated[bool, typer.Option(help="Continue a run that was stopped.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of all that is drawn at random.")]
 ResultsAsJson = Annotated[bool, typer.Option("--json", help="Print results.json instead of a table.")]

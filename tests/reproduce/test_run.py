@@ -427,7 +427,7 @@ def test_a_setting_that_the_attack_does_not_have_is_refused():
         load_experiment("alpha").smoke.attack(Spec(settings={"steeps": 3}))
 
 
-def test_several_seeds_give_mean_and_standard_deviation(tmp_path, runs):
+def test_several_seeds_give_mean_and_standard_deviation(tmp_path):
     """A preset wins over the scale's; its rows keep their own."""
     arguments = ("alpha", "--only", "0.01", "--preset", "paper", "--seeds", 2, "--work", tmp_path / "work")
     run = invoke(*arguments, "--out", tmp_path / "both")
@@ -445,4 +445,7 @@ def test_several_seeds_give_mean_and_standard_deviation(tmp_path, runs):
     alone = json.loads((tmp_path / "both/seed-1/results.json").read_text())
     assert alone["run"]["seed"] == 1
     assert [cell["ours"] for cell in cells_of(alone)] == [cell["runs"][1] for cell in results["rows"][0]["cells"]]
-    assert "holds an earlier run" in invoke(*arguments, "--out", tmp_path / "both").output
+    assert "holds an earlier run" in str(invoke(*arguments, "--out", tmp_path / "both").exception)
+    weights = tmp_path / "both" / results["rows"][0]["cells"][0]["bundle"] / "classifier.safetensors"
+    given = invoke("alpha", "--seeds", 2, "--weights", weights, "--out", tmp_path / "given")
+    assert "--seeds with --weights: expected --held-out" in str(given.exception)

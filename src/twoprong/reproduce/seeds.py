@@ -18,11 +18,16 @@ def over_seeds(
 ) -> ReproductionResults:
     """`reproduce` with `options.seed`, the next one, and so on; each run's files go to `out/seed-N`, the means to `out`.
 
-    A seed decides the splits, all training, the attacks and the noise; a classifier that is given stays the same.
+    A seed decides the splits, all training, the attacks and the noise.
     """
     options = options or ReproduceOptions()
     if seeds == 1:
         return reproduce(name, scale, data, out, options)
+    if options.trained is not None and options.held_out is None:
+        raise InputError(
+            "--seeds with --weights: expected --held-out, images that the classifier has not learned: every seed draws "
+            "another reference from the training images. Without --weights each seed trains its own classifier"
+        )
     if not options.resume and out.exists() and any(out.iterdir()):
         raise InputError(f"{out}: holds an earlier run; go on with it by --resume, or choose another --out")
     options = replace(options, work=options.work or out / "work")

@@ -294,6 +294,9 @@ def test_several_runs_of_one_table_stand_in_one_table(tree):
 
     change(tree, "more", lambda results: results["rows"][0].update(name="DAD"))
     refused(tree, "each cell once", "table1-linf, more", "DAD / Robust")
+    change(tree, "more", lambda results: results["run"].update(scale={"preset": "paper"}))
+    text = tables.filled(tree)["docs/reproduce.md"]  # by other settings it is another row
+    assert (row(text, "DAD | Robust")[3], row(text, "DAD, by preset paper | Robust")[3]) == ("65.43", "55.50")
     change(tree, "more", lambda results: results["run"].update(classifier="other net"))
     assert tables.filled(tree)["docs/reproduce.md"].count("###") == 2  # around another classifier: a table of its own
 

@@ -172,7 +172,7 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
     for run in runs:
         for row in run.results["rows"]:
             beside = [published.runs[name] for name in run.strong.get(row["name"], ())]
-            rows += [[escaped(row["name"]), *_measured(cell, beside)] for cell in row["cells"]]
+            rows += [[escaped(_called(run, row)), *_measured(cell, beside)] for cell in row["cells"]]
         units = [cell["unit"] for cell in run.results["rows"][0]["cells"]]
         for row in run.results["quoted"]:
             spreads = row.get("spread") or [None] * len(units)
@@ -184,8 +184,10 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
                     "not run",
                     *[""] * 5,
                 ]
-    measured = [(row["name"], cell["column"]) for run in runs for row in run.results["rows"] for cell in row["cells"]]
-    if twice := {" / ".join(key) for key in measured if measured.count(key) > 1}:
+    cells = [(run, row, cell["column"]) for run in runs for row in run.results["rows"] for cell in row["cells"]]
+    measured = {(row["name"], column) for _, row, column in cells}
+    shown = [(_called(run, row), column) for run, row, column in cells]
+    if twice := {" / ".join(key) for key in shown if shown.count(key) > 1}:
         names = ", ".join(run.name for run in runs)
         raise PublishError([f"results/index.toml: expected each cell once in {names}, got twice {', '.join(twice)}"])
     rows += [line for key, line in quoted.items() if key not in measured]
@@ -208,7 +210,15 @@ def _reproduction(runs: Sequence[Run], published: Published, base: str) -> str:
 
 
 def _names(run: Run) -> str:
-    return ", ".join(escaped(row["name"]) for row in run.results["rows"])
+    return ", ".join(escaped(_called(run, row)) for row in run.results["rows"])
+
+
+def _called(run: Run, row: dict[str, Any]) -> str:
+    """The row's name, and the preset of its run. A row's own preset is in its name; older runs had our settings."""
+    preset = run.results["run"].get("scale", {}).get("preset")
+    own = any(cell["spec"].get("preset") for cell in row["cells"])
+    name = str(row["name"])
+    return f"{name}, by preset {preset}" if preset and not own else name
 
 
 def _table1(published: Published, base: str) -> str:
@@ -222,7 +232,7 @@ def _table1(published: Published, base: str) -> str:
                 _, paper, ours, interval, strong, images, *_ = _measured(cell, beside)
                 attack = cell["attack"]
                 what = f"attacked, {budget(attack['eps'], attack['norm'])}" if attack else "clean"
-                rows[escaped(row["name"]), what, paper, f"{ours} ({interval})", strong, images] = None
+                rows[escaped(_called(run, row)), what, paper, f"{ours} ({interval})", strong, images] = None
     head = ["", "images", "paper, %", "ours, its attack, % (95 %)", "ours, by `strong`", "number of images"]
     beside = [published.runs[name] for run in runs for names in run.strong.values() for name in names]
     named = dict.fromkeys(run.name for run in (*runs, *beside))

@@ -123,7 +123,7 @@ class DetectorConfig(Settings):
     confidence: Annotated[Number, Field(ge=0.5, lt=1)] = 0.9
     min_batch_size: Annotated[int, Field(ge=2, strict=True)] = 2
     max_batch_size: Annotated[int, Field(ge=2, strict=True)] = 200
-    threshold: Number | None = None  # the paper's constant; None: calibrated
+    threshold: Number | None = None  # a constant, as in the paper; None: calibrated
     permutations: Count = 200
 
     @model_validator(mode="after")
@@ -140,7 +140,7 @@ class DetectorConfig(Settings):
 
 
 class DenoiserConfig(Settings):
-    """The denoiser and its training: the paper's Algorithm 2."""
+    """The denoiser and its training: Algorithm 2, by default with another kernel in its loss and with images clamped."""
 
     width: Annotated[Number, Field(gt=0, le=8)] = 1.0
     epochs: Count = 60

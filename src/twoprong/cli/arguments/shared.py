@@ -76,8 +76,8 @@ Norm = Annotated[str | None, typer.Option(help="linf or l2.", show_default="the 
 Preset = Annotated[
     str | None,
     typer.Option(
-        help=f"Settings by name: {', '.join(PRESETS)}. small: minutes on a laptop; paper: the paper's, to the letter; "
-        "authors: their code's. A file of settings and --set win over it.",
+        help=f"Settings by name: {', '.join(PRESETS)}. small: a small denoiser, few epochs; paper: the paper's, to the "
+        "letter; authors: their code's. A file of settings and --set win over it.",
         show_default="those that go with the data",
     ),
 ]

@@ -4,7 +4,7 @@ import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -54,6 +54,9 @@ Statistic = Literal["full", "paired", "biased"]
 
 class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+S = TypeVar("S", bound=Settings)
 
 
 class SplitConfig(Settings):
@@ -209,11 +212,16 @@ def load_config(path: Path | None = None, assignments: Iterable[str] = (), base:
 
 def parse_config(values: Mapping[str, Any], source: str = "settings", problems: Iterable[str] = ()) -> FitConfig:
     """Validate a nested mapping; a ConfigError lists all that is wrong with it, with the nearest known key."""
+    return parse_settings(FitConfig, values, source, problems)
+
+
+def parse_settings(model: type[S], values: Mapping[str, Any], source: str, problems: Iterable[str] = ()) -> S:
+    """As `parse_config`, for settings of any kind."""
     found = list(problems)
     try:
-        config = FitConfig.model_validate(values)
+        config = model.model_validate(values)
     except ValidationError as error:
-        found += [_explain(detail) for detail in error.errors()]
+        found += [_explain(detail, model) for detail in error.errors()]
     if found:
         raise ConfigError(f"{source}: {len(found)} problem{'s' * (len(found) > 1)}\n  " + "\n  ".join(found))
     return config
@@ -232,14 +240,14 @@ def check_fields(model: type[BaseModel], values: Mapping[str, Any]) -> dict[str,
     try:
         return dict(model.model_validate(values))
     except ValidationError as error:
-        raise InputError("; ".join(_explain(detail) for detail in error.errors())) from error
+        raise InputError("; ".join(_explain(detail, model) for detail in error.errors())) from error
 
 
-def _explain(detail: Any) -> str:
+def _explain(detail: Any, model: type[BaseModel]) -> str:
     path = [str(part) for part in detail["loc"]]
     name = ".".join(path)
     if detail["type"] == "extra_forbidden":
-        known = _keys_at(FitConfig, path[:-1])
+        known = _keys_at(model, path[:-1])
         near = difflib.get_close_matches(path[-1], known, 1)
         return f"{name}: unknown key; " + (f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}")
     message = detail["msg"].removeprefix("Value error, ")
@@ -251,8 +259,8 @@ def _explain(detail: Any) -> str:
 
 
 def _keys_at(model: Any, path: list[str]) -> list[str]:
-    for part in path:  # sections are plain nested models, so a path always leads to one
-        model = model.model_fields[part].annotation
+    for part in path:  # sections are nested models, or tables of models by name
+        model = model.model_fields[part].annotation if hasattr(model, "model_fields") else get_args(model)[1]
     return list(model.model_fields)
 
 

@@ -16,13 +16,6 @@ from twoprong.serve.settings import BatchSettings
 from twoprong.serve.worker import Worker, WorkerError, WorkerSettings
 
 
-@pytest.fixture(scope="module")
-def bundle(defense, tmp_path_factory):
-    path = tmp_path_factory.mktemp("serve") / "digits"
-    defense.save(path)
-    return path
-
-
 def entries(images, keys=None):
     return [
         Entry(0.0, [Item(7 * number, "a" if keys is None else keys[number], image, number)])

@@ -17,6 +17,7 @@ from twoprong.cli.arguments.evaluate import EvaluateArguments
 from twoprong.cli.arguments.fit import FitArguments
 from twoprong.cli.arguments.inspect import InspectArguments
 from twoprong.cli.arguments.reproduce import ReproduceArguments
+from twoprong.cli.arguments.serve import ServeArguments
 from twoprong.cli.lazy import command
 from twoprong.cli.output import err, out, set_up_logging
 from twoprong.errors import TwoprongError
@@ -28,6 +29,7 @@ COMMANDS: dict[str, type[Any]] = {
     "evaluate": EvaluateArguments,
     "reproduce": ReproduceArguments,
     "inspect": InspectArguments,
+    "serve": ServeArguments,
 }
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)

@@ -1,5 +1,6 @@
 """Pictures (Pillow's) as bytes: upright, transparency on white, 8 bits per channel, no more pixels than memory bears."""
 
+import io
 import sys
 import warnings
 from pathlib import Path
@@ -21,24 +22,35 @@ def is_picture(value: object) -> "TypeGuard[Picture]":
     return pillow is not None and isinstance(value, pillow.Image)
 
 
+class PixelLimitError(ValueError):
+    """More pixels than may be decoded."""
+
+
 def read_picture(path: Path, image_size: int | None) -> np.ndarray:
     """The bytes of a picture file, (H, W) if grayscale and (H, W, 3) if not.
 
     `image_size` resizes the shorter side and crops the centre. Raises ValueError for what is no regular file, has 16-bit
     pixels or too many; on damaged files Pillow's decoders raise far more than they document (struct.error, IndexError, ...).
     """
-    from PIL import Image, ImageOps
-
     if not path.is_file():  # a pipe would be waited for
         raise ValueError("not a regular file")
+    return decode_picture(path, image_size, LIMIT)
+
+
+def decode_picture(source: Path | bytes, image_size: int | None, limit: int) -> np.ndarray:
+    """As `read_picture`, for the content of a file, too. Raises PixelLimitError above `limit`, before it is decoded."""
+    from PIL import Image, ImageOps
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
-        with Image.open(path, formats=FORMATS) as opened:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as opened:
             _check_depth(opened)
-            if image_size is not None and opened.width * opened.height > LIMIT:
+            if image_size is not None and opened.width * opened.height > limit:
                 opened.draft(None, (2 * image_size, 2 * image_size))  # a JPEG is decoded smaller; others stay
-            if opened.width * opened.height > LIMIT:
-                raise ValueError(f"{opened.width} x {opened.height} pixels, expected at most {LIMIT:,}; make it smaller")
+            if opened.width * opened.height > limit:
+                raise PixelLimitError(
+                    f"{opened.width} x {opened.height} pixels, expected at most {limit:,}; make it smaller"
+                )
             ImageOps.exif_transpose(opened, in_place=True)
             return _pixels(opened, image_size)
 

@@ -80,11 +80,14 @@ class Batcher:
         """Room for some images of a key, to be used in a `with` block. Raises OverloadError or DrainingError."""
         if self._draining:
             raise DrainingError("the service is going down; try another one")
+        self._check(key, nbytes, images)
+        return Slots(self, key, nbytes, images)
+
+    def _check(self, key: str, nbytes: int, images: int) -> None:
         if self.pending + images > self.settings.max_items or self._bytes + nbytes > self.settings.max_bytes:
             raise OverloadError("too many images are waiting; try again later", self._retry_after())
         if self._items[key] + images > self.settings.max_items_per_key:
             raise OverloadError("too many of your images are waiting; try again later", self._retry_after())
-        return Slots(self, key, nbytes, images)
 
     async def drain(self, grace: float) -> bool:
         """Accept nothing more and wait until all that was accepted is answered; False if that takes longer than `grace`.
@@ -197,6 +200,12 @@ class Slots:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._batcher._hold(self._key, -self._images, -self._bytes)
         self._images = self._bytes = 0
+
+    def extend(self, images: int, nbytes: int) -> None:
+        """Room for more images, once it is known how many there are. Raises OverloadError; a drain waits for them, too."""
+        self._batcher._check(self._key, nbytes, images)
+        self._batcher._hold(self._key, images, nbytes)
+        self._images, self._bytes = self._images + images, self._bytes + nbytes
 
     async def submit(self, payload: Any, digest: Hashable = None) -> Any:
         """The judge's answer for one image. Images of one key with the same digest count as one and get one answer."""

@@ -1,8 +1,15 @@
-"""The settings of the queue that forms batches."""
+"""The settings of the service, and of the queue that forms its batches."""
 
-from pydantic import model_validator
+import tomllib
+from pathlib import Path
+from typing import Annotated, Literal
 
-from twoprong.config import Count, NotNegative, Positive, Settings
+from pydantic import Field, model_validator
+
+from twoprong.config import Count, NotNegative, Positive, Settings, parse_settings
+from twoprong.errors import ConfigError
+
+ANONYMOUS = "anonymous"  # the key of everybody where no keys are set
 
 
 class BatchSettings(Settings):
@@ -31,3 +38,49 @@ class BatchSettings(Settings):
             if getattr(self, small) > getattr(self, large):
                 raise ValueError(f"{small}: expected at most {large} = {getattr(self, large)}, got {getattr(self, small)}")
         return self
+
+
+class LimitSettings(Settings):
+    """What one request may cost. Uploads are bounded before they are read, pixels before they are decoded."""
+
+    max_upload: Count = 16 * 2**20  # bytes of a request's body, also after it is unzipped
+    max_pixels: Count = 25_000_000  # of one picture
+    max_images: Count = 256  # in one request
+    read_seconds: Positive = 20.0  # in which a body must have come
+    answer_seconds: Positive = 60.0  # in which an answer must be there, else 504
+    grace_seconds: Positive = 30.0  # in which a service that is told to stop answers what it has accepted
+
+
+class KeySettings(Settings):
+    """An API key: its SHA-256 in hexadecimal, and how many images a second it may send (in bursts of `burst`)."""
+
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    rate: Positive = 1000.0
+    burst: Count = 2000
+
+
+class ServeSettings(Settings):
+    """All settings of `twoprong serve --config F.toml`. Without keys, everybody may use the service."""
+
+    batch: BatchSettings = BatchSettings()
+    limits: LimitSettings = LimitSettings()
+    keys: dict[str, KeySettings] = Field(default_factory=dict)
+    on_small_batch: Literal["denoise", "classify"] = "denoise"
+    threads: Annotated[int, Field(ge=0, strict=True)] = 0  # of torch in the worker; 0 leaves it to torch
+
+    @model_validator(mode="after")
+    def _names(self) -> "ServeSettings":
+        if "" in self.keys or ANONYMOUS in self.keys:
+            raise ValueError(f"keys: expected names other than '' and {ANONYMOUS!r}")
+        return self
+
+
+def load_settings(path: Path | None) -> ServeSettings:
+    """The settings in a TOML file. Raises ConfigError with everything that is wrong with it."""
+    if path is None:
+        return ServeSettings()
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+    return parse_settings(ServeSettings, values, str(path))

@@ -1,0 +1,42 @@
+"""The admin application, on a port of its own: metrics, health, settings, the last batches. It is not for clients."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from twoprong.serve.service import Service
+
+
+def make_admin(service: Service) -> FastAPI:
+    """The routes over a service. It runs in a thread of its own, so that it answers when the service's loop is stuck."""
+    app = FastAPI(title="twoprong admin", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        said = {
+            "ready": service.ready,
+            "worker": service.worker.ready,
+            "loop": service.watchdog.alive,
+            "draining": service.draining,
+            "restarts": service.worker.restarts,
+        }
+        return JSONResponse(said, 200 if service.ready else 503)
+
+    @app.get("/config")
+    async def config() -> dict[str, Any]:
+        shown = service.settings.model_dump(mode="json") | {"batch": service.batcher.settings.model_dump(mode="json")}
+        for key in shown["keys"].values():
+            key["sha256"] = key["sha256"][:8] + "..."  # enough to tell keys apart
+        return {"settings": shown, "model": vars(service.model), "worker": vars(service.worker.settings)}
+
+    @app.get("/batches")
+    async def batches() -> list[dict[str, Any]]:
+        return list(service.metrics.history)
+
+    return app

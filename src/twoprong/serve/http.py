@@ -1,0 +1,144 @@
+"""What every request goes through: an id, limits on its body, patience, and errors as problems."""
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twoprong.serve.metrics import Metrics
+from twoprong.serve.problems import MEDIA_TYPE, Problem
+from twoprong.serve.settings import LimitSettings
+
+log = logging.getLogger("twoprong")
+access = logging.getLogger("twoprong.access")
+
+GONE = 499  # the client left; nobody reads the answer
+ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+ZIPPED = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Requests:
+    """Middleware: gives each request an id, echoes it, counts and logs what became of it."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
+        scope["request_id"], start, status = request_id, time.perf_counter(), 500
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            seconds = time.perf_counter() - start
+            endpoint = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(endpoint, str(status)).inc()
+            self.metrics.seconds.observe(seconds)
+            said = {"request_id": request_id, "endpoint": endpoint, "status": status, "seconds": round(seconds, 4)}
+            access.info("%s %s %d", scope["method"], endpoint, status, extra={"fields": said | {"key": scope.get("key")}})
+
+
+def problem_response(problem: Problem, request: Request) -> Response:
+    body = problem.body(request.scope.get("request_id", ""))
+    return Response(body, problem.status, problem.headers, MEDIA_TYPE)
+
+
+def guarded(handler: Handler) -> Handler:
+    """A handler whose errors become problems. What is not foreseen is logged; the client hears only that it happened."""
+
+    async def call(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except Exception as error:
+            problem = Problem.of(error)
+            if problem.status == 500:
+                log.exception("request %s failed", request.scope.get("request_id"))
+            return problem_response(problem, request)
+
+    call.__name__, call.__doc__ = handler.__name__, handler.__doc__
+    return call
+
+
+def announced(request: Request, limits: LimitSettings) -> int:
+    """How many bytes the body will have: as it says, or else as many as it may. Raises Problem 413 before any is read."""
+    said = request.headers.get("content-length")
+    size = int(said) if said is not None and said.isascii() and said.isdigit() and len(said) < 12 else limits.max_upload
+    if size > limits.max_upload:
+        raise Problem(413, f"expected at most {limits.max_upload:,} bytes")
+    zipped = request.headers.get("content-encoding", "identity") != "identity"
+    return limits.max_upload if zipped else size
+
+
+async def read_body(request: Request, limits: LimitSettings) -> bytes:
+    """The body, unzipped. Raises Problem 408 where it is slow, 413 where it is large, 415 for another encoding."""
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding not in ("identity", *ZIPPED):
+        raise Problem(415, f"Content-Encoding: expected {', '.join(ZIPPED)} or none")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limits.max_upload:
+                    raise Problem(413, f"expected at most {limits.max_upload:,} bytes")
+    except TimeoutError as error:
+        raise Problem(408, f"the body did not come within {limits.read_seconds:g} s") from error
+    return bytes(body) if encoding == "identity" else _unzipped(bytes(body), encoding, limits.max_upload)
+
+
+def _unzipped(body: bytes, encoding: str, limit: int) -> bytes:
+    unzip = zlib.decompressobj(ZIPPED[encoding])
+    try:
+        found = unzip.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise Problem(400, f"Content-Encoding: this is not {encoding}") from error
+    if len(found) > limit:
+        raise Problem(413, f"expected at most {limit:,} bytes, unzipped")
+    if not unzip.eof or unzip.unused_data:
+        raise Problem(400, f"Content-Encoding: this is not one whole {encoding} stream")
+    return found
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """The work's result; it is cancelled when the client leaves (ClientDisconnect) or it takes too long (Problem 504)."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientDisconnect
+        raise Problem(504, f"no answer within {seconds:g} s")
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

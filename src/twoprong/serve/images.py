@@ -1,0 +1,46 @@
+"""From what a client sent to an image as the model takes it, or a `Problem`."""
+
+import hashlib
+
+import numpy as np
+
+from twoprong.data.pictures import PixelLimitError, decode_picture
+from twoprong.serve.problems import Problem
+
+Shape = tuple[int, int, int]
+
+
+def decode(data: bytes, shape: Shape, max_pixels: int) -> np.ndarray:
+    """A JPEG, PNG or WebP file as bytes (C, H, W); resized to the model's size, the centre cropped. Raises Problem."""
+    from PIL import Image
+
+    channels, height, width = shape
+    try:
+        pixels = decode_picture(data, height if height == width else None, max_pixels)
+    except PixelLimitError as error:
+        raise Problem(413, str(error)) from error
+    except Exception as error:  # Pillow's decoders raise far more than they document
+        raise Problem(422, "expected a JPEG, PNG or WebP picture with 8 bits per channel; this cannot be read") from error
+    if pixels.shape[:2] != (height, width):
+        raise Problem(422, f"expected a picture of {width} x {height}, got {pixels.shape[1]} x {pixels.shape[0]}")
+    if channels == 1 and pixels.ndim == 3:
+        pixels = np.array(Image.fromarray(pixels).convert("L"))
+    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return np.ascontiguousarray(np.broadcast_to(planes, shape))
+
+
+def check(batch: np.ndarray, shape: Shape) -> np.ndarray:
+    """A tensor of images, float32 in [0, 1] or uint8. Raises Problem for another shape, and for values that are not."""
+    if batch.ndim != 4 or batch.shape[1:] != shape:
+        expected = ", ".join(map(str, shape))
+        raise Problem(422, f"expected a tensor of shape [N, {expected}], got {list(batch.shape)}")
+    if not len(batch):
+        raise Problem(422, "expected at least one image, got none")
+    if batch.dtype == np.float32 and not (batch.min() >= 0 and batch.max() <= 1):  # NaN fails both
+        raise Problem(422, "expected FP32 values in [0, 1]; divide by 255, normalisation is the model's own")
+    return np.ascontiguousarray(batch)
+
+
+def digest(image: np.ndarray) -> bytes:
+    """The same for copies of one image and for nothing else."""
+    return hashlib.blake2b(image.tobytes(), digest_size=16, person=image.dtype.str.encode()).digest()

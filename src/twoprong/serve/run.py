@@ -1,0 +1,104 @@
+"""`twoprong serve`: both ports, signals, and an end that loses nothing."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from twoprong.errors import StateError
+from twoprong.serve.admin import make_admin
+from twoprong.serve.app import make_app
+from twoprong.serve.service import running
+from twoprong.serve.settings import ServeSettings
+
+log = logging.getLogger("twoprong")
+
+BACKLOG = 1024
+CLOSING = 5  # seconds that open connections have after the last answer
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where to listen; a port of 0 is chosen by the system."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8001
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the service decides when to stop."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    bundle: str,
+    device: str,
+    settings: ServeSettings,
+    where: Addresses,
+    listening: Callable[[Addresses], None],
+    allow: tuple[str, ...] = (),
+) -> bool:
+    """Serve until SIGTERM or SIGINT, then drain. Whether everything that was accepted was answered.
+
+    Raises StateError where an address is taken or the bundle cannot be loaded.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    public, admin = _bound(where.host, where.port), _bound(where.admin_host, where.admin_port)
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, stop.set)
+    with public, admin:
+        async with running(bundle, device, settings, allow) as service:
+            front = _server(make_app(service, metadata.version("twoprong")))
+            back = _server(make_admin(service))
+            aside = threading.Thread(target=lambda: asyncio.run(back.serve([admin])), name="admin", daemon=True)
+            aside.start()
+            serving = asyncio.create_task(front.serve([public]))
+            for bound in (public, admin):  # by now connections are answered
+                bound.listen(BACKLOG)
+            listening(Addresses(*public.getsockname()[:2], *admin.getsockname()[:2]))
+            ended = asyncio.create_task(stop.wait())
+            await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            log.info("stopping: %d images are to be answered", service.batcher.pending)
+            whole = await service.drain()
+            front.should_exit = back.should_exit = True
+            await serving
+            aside.join(CLOSING)
+            return whole
+
+
+def _server(app: ASGIApp) -> Server:
+    return Server(
+        uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", backlog=BACKLOG, server_header=False,
+            timeout_keep_alive=30, timeout_graceful_shutdown=CLOSING, ws="none",
+        )
+    )  # fmt: skip
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A listening socket; bound before the bundle is loaded, so that a taken port is heard of at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise StateError(f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another --port") from error
+    bound.setblocking(False)
+    return bound

@@ -1,0 +1,88 @@
+"""The service without HTTP: one worker, one queue, its keys and its numbers; from pixels to probabilities."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from twoprong.errors import ConfigError
+from twoprong.serve.batcher import Batcher
+from twoprong.serve.forming import Entry
+from twoprong.serve.keys import Keys
+from twoprong.serve.metrics import Metrics
+from twoprong.serve.settings import BatchSettings, ServeSettings
+from twoprong.serve.watchdog import Watchdog
+from twoprong.serve.worker import Model, Worker, WorkerSettings
+
+DECODERS = 2  # threads that read pictures and tensors, so that a large one does not hold up the others
+
+
+class Service:
+    """What the public and the admin application share. Made by `running`."""
+
+    def __init__(self, settings: ServeSettings, worker: Worker, model: Model, metrics: Metrics) -> None:
+        self.settings, self.worker, self.model, self.metrics = settings, worker, model, metrics
+        self.keys = Keys(settings.keys)
+        self.batcher = Batcher(self._judge, _fitted(settings.batch, model.sizes))
+        self.watchdog = Watchdog(self.batcher)
+        self.decoders = ThreadPoolExecutor(DECODERS, "decoder")
+        self.draining = False
+        metrics.pending.set_function(lambda: self.batcher.pending)
+        metrics.pending_bytes.set_function(lambda: self.batcher.pending_bytes)
+        metrics.restarts.set_function(lambda: worker.restarts)
+        metrics.ready.set_function(lambda: self.ready)
+
+    @property
+    def ready(self) -> bool:
+        return self.worker.ready and self.watchdog.alive and not self.draining
+
+    async def drain(self) -> bool:
+        """Answer what was accepted and nothing more; False if that took longer than the grace time."""
+        self.draining = True
+        return await self.batcher.drain(self.settings.limits.grace_seconds)
+
+    async def _judge(self, batch: Sequence[Entry]) -> Mapping[int, np.ndarray]:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        for entry in batch:
+            self.metrics.queue.observe(start - entry.since)
+        try:
+            answers = await self.worker(batch)
+        except BaseException:
+            self.metrics.failed.inc()
+            raise
+        self.metrics.batch_seconds.observe(loop.time() - start)
+        return answers
+
+
+@asynccontextmanager
+async def running(bundle: str, device: str, settings: ServeSettings, allow: Sequence[str] = ()) -> AsyncIterator[Service]:
+    """A service whose worker is up. Raises StateError if the bundle cannot be loaded, ConfigError if settings do not fit."""
+    metrics = Metrics()
+    given: Any = (bundle, device, settings.on_small_batch, settings.threads, tuple(allow))
+    worker = Worker(WorkerSettings(*given), metrics.heard)
+    try:
+        service = Service(settings, worker, await worker.start(), metrics)
+        beat = asyncio.create_task(service.watchdog.beat())
+        try:
+            yield service
+        finally:
+            beat.cancel()
+            service.decoders.shutdown(wait=False, cancel_futures=True)
+    finally:
+        await worker.stop()
+
+
+def _fitted(settings: BatchSettings, sizes: tuple[int, int]) -> BatchSettings:
+    """The settings inside what the bundle is calibrated for."""
+    smallest, largest = sizes
+    if settings.max_batch > largest or settings.max_batch < smallest:
+        if "max_batch" in settings.model_fields_set:
+            raise ConfigError(
+                f"batch.max_batch: expected {smallest} to {largest}, as the bundle can test, got {settings.max_batch}"
+            )
+        settings = settings.model_copy(update={"max_batch": largest})
+    return settings.model_copy(update={"least": max(settings.least, smallest)})

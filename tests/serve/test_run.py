@@ -1,0 +1,142 @@
+"""`twoprong serve`, the whole command: answers, a worker that is killed, an end under load, and the admin port."""
+
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+from PIL import Image
+
+import twoprong as tp
+
+CONFIG = """
+threads = 1
+[batch]
+deadline = 0.1
+max_batch = 50
+"""
+
+
+@contextmanager
+def serving(bundle, tmp_path):
+    """The command in a process of its own: gives it, and where it listens."""
+    (tmp_path / "serve.toml").write_text(CONFIG)
+    command = [sys.executable, "-m", "twoprong", "serve", str(bundle), "--port", "0", "--admin-port", "0"]
+    command += ["--device", "cpu", "--config", str(tmp_path / "serve.toml"), "--log-format", "json"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        yield process, json.loads(process.stdout.readline())["listening"]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def ask(port, method, path, body=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def png(image):
+    file = io.BytesIO()
+    Image.fromarray((image[0] * 255).round().byte().numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_it_answers_survives_a_kill_of_its_worker_and_ends_without_losing_anything(bundle, digits, tmp_path):
+    bodies = [png(image) for image in digits.test.images[:60]]
+    expected = tp.load(bundle).classifier(digits.test.images[:60]).argmax(1).tolist()
+    with serving(bundle, tmp_path) as (process, where):
+        counts, agreed, stop = Counter(), [], threading.Event()
+
+        def client(number):
+            while not stop.is_set():
+                try:
+                    status, answer = ask(where["port"], "POST", "/v1/classify", bodies[number])
+                except ConnectionRefusedError:
+                    status = "refused"  # it has gone
+                except (ConnectionError, http.client.HTTPException) as error:
+                    status = f"lost: {error!r}"
+                counts[status] += 1
+                if status == 200:
+                    agreed.append(json.loads(answer)["label"] == expected[number])
+                elif status == "refused":
+                    return
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(60)]
+        for thread in threads:
+            thread.start()
+
+        def until(reached):
+            end = time.monotonic() + 60
+            while not reached():
+                assert time.monotonic() < end, (counts, (tmp_path / "log").read_text()[-2000:])
+                time.sleep(0.02)
+
+        until(lambda: counts[200] > 200)
+        (worker,) = children(process.pid)
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: ask(where["admin_port"], "GET", "/healthz")[0] == 503)
+        before = counts[200]
+        until(lambda: counts[200] > before + 200)
+        assert ask(where["admin_port"], "GET", "/healthz")[0] == 200
+        assert children(process.pid) != [worker]
+        assert counts[503] <= 100, counts  # one batch, and perhaps one that had been sent to it already
+        metrics = ask(where["admin_port"], "GET", "/metrics")[1].decode()
+        assert "twoprong_worker_restarts 1.0" in metrics
+        total = sum(float(count) for count in re.findall(r"^twoprong_images_total{.*} (.*)$", metrics, re.MULTILINE))
+        assert total >= before
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert [status for status in counts if str(status).startswith("lost")] == [], counts
+        assert sum(agreed) / len(agreed) > 0.8
+        lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+        assert any(line.get("request_id") and line["status"] == 200 for line in lines)
+        assert not any("traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["nothing-here"], "no such bundle"),
+        (["--config", "bad.toml"], r"bad.toml: 2 problems"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, more, message):
+    (tmp_path / "bad.toml").write_text('[batch]\ndeadlin = 1\n[keys.a]\nsha256 = "x"\n')
+    command = [sys.executable, "-m", "twoprong", "serve", *more, "--port", "0", "--admin-port", "0", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2, done.stderr
+    assert re.search(message, done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+def test_help_needs_neither_torch_nor_a_web_framework():
+    code = "import sys\nfrom twoprong.cli import app\ntry:\n    app(['serve', '--help'])\nexcept SystemExit:\n    pass\n"
+    code += "print('loaded', [name for name in ('torch', 'fastapi', 'uvicorn', 'prometheus_client') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("loaded []")

@@ -1,0 +1,33 @@
+import pytest
+
+from twoprong.errors import ConfigError
+from twoprong.serve.service import _fitted
+from twoprong.serve.settings import BatchSettings, ServeSettings, load_settings
+
+
+def test_a_file_with_mistakes_names_all_of_them(tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_text('threads = -1\n[batch]\ndeadlin = 1\n[keys.alice]\nsha256 = "abc"\nrat = 3\n')
+    with pytest.raises(ConfigError, match=r"4 problems") as caught:
+        load_settings(path)
+    message = str(caught.value)
+    assert "batch.deadlin: unknown key; did you mean 'deadline'?" in message
+    assert "keys.alice.rat: unknown key; did you mean 'rate'?" in message
+    path.write_text("not toml")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load_settings(path)
+
+
+def test_settings_are_read(tmp_path):
+    path = tmp_path / "serve.toml"
+    path.write_text(f'on_small_batch = "classify"\n[batch]\ndeadline = 2\n[keys.alice]\nsha256 = "{"0" * 64}"\n')
+    found = load_settings(path)
+    assert (found.batch.deadline, found.on_small_batch, found.keys["alice"].rate) == (2.0, "classify", 1000.0)
+    assert load_settings(None) == ServeSettings()
+
+
+def test_batches_are_kept_inside_what_the_bundle_can_test():
+    assert _fitted(BatchSettings(), (3, 60)).max_batch == 60
+    assert _fitted(BatchSettings(), (3, 60)).least == 3
+    with pytest.raises(ConfigError, match=r"batch.max_batch: expected 3 to 60, as the bundle can test, got 100"):
+        _fitted(BatchSettings(max_batch=100), (3, 60))

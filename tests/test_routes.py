@@ -12,7 +12,7 @@ from twoprong.defense import Defense
 from twoprong.errors import BundleError
 from twoprong.models.features import Features
 from twoprong.recipe import paper_defense, sample, train_named
-from twoprong.routes import ROUTES, Denoised, Direct
+from twoprong.routes import ROUTES, Denoised, Direct, Gated, Robust
 from twoprong.seeds import generator
 
 
@@ -112,3 +112,67 @@ def test_a_random_route_gives_every_draw_its_own_noise(defense, digits):
     assert not torch.equal(many[:5], many[5:10])
     assert route.logits(images, 3).shape == (3, 5, 10)
     assert not Denoised(defense.classifier, route.denoiser, 0.0).random
+
+
+class Says(torch.nn.Module):
+    """Two classes; the first pixel is the first logit, the other is nought."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, images):
+        first = self.factor * images[:, 0, 0, 0]
+        return torch.stack([first, torch.zeros_like(first)], 1)
+
+
+def test_a_gate_answers_with_the_robust_network_where_that_leads_and_with_the_classifier_elsewhere():
+    accurate, robust = Says(-1.0), Says(1.0)
+    tau = (torch.tensor([0.5, 0.0]).softmax(0) @ torch.tensor([1.0, -1.0])).item()  # the lead at a pixel of 0.5
+    images = torch.tensor([0.2, 0.4999, 0.5001, 0.9])[:, None, None, None]
+    answers = Gated(accurate, robust, tau).classify(images)
+    assert torch.equal(answers, torch.cat([accurate(images[:2]), robust(images[2:])]))
+    assert torch.equal(Gated(accurate, robust, 0.0).classify(images), Robust(robust).classify(images))
+    known = {accurate: torch.full((4, 2), 7.0)}
+    assert torch.equal(Gated(accurate, robust, tau).classify(images, known)[:2], known[accurate][:2])
+
+
+def test_a_lead_that_is_not_a_number_does_not_lead_to_the_classifier():
+    class Lost(torch.nn.Module):
+        def forward(self, images):
+            return torch.full((len(images), 2), torch.nan)
+
+    assert Gated(Says(1.0), Lost(), 0.5).classify(torch.rand(3, 1, 1, 1)).isnan().all()
+
+
+def test_the_gates_gradient_blends_only_near_its_threshold():
+    accurate, robust = Says(-3.0), Says(10.0)
+    gate = Gated(accurate, robust, 0.5)
+    pixels = torch.tensor([0.0, 0.1097, 0.9]).requires_grad_()  # A answers; the lead is nearly tau; R answers
+    images = pixels[:, None, None, None]
+    logits = gate.classify(images)
+    torch.testing.assert_close(logits, torch.cat([accurate(images[:2]), robust(images[2:])]))
+    (slopes,) = torch.autograd.grad(logits[:, 0].sum(), pixels)
+    assert slopes[0].item() == pytest.approx(-3, abs=0.01)
+    assert slopes[1].item() == pytest.approx(3.5, abs=0.2)  # the mean of the two
+    assert slopes[2].item() == pytest.approx(10, abs=0.01)
+
+
+def test_past_all_hurdles_the_answer_is_wrong():
+    """Whatever the networks say: random logits, as embeddings of the image."""
+    draw = generator(0, "hurdles")
+    images, labels = torch.rand(4000, 1, 1, 6, generator=draw), torch.randint(3, (4000,), generator=draw)
+
+    class Part(torch.nn.Module):
+        def __init__(self, first):
+            super().__init__()
+            self.first = first
+
+        def forward(self, x):
+            return 3 * x.flatten(1)[:, self.first : self.first + 3]
+
+    gate = Gated(Part(0), Part(3), 0.3)
+    past = torch.stack([hurdle.past for hurdle in gate.hurdles(images, labels)])
+    wrong = gate.classify(images).argmax(1) != labels
+    assert torch.equal((past > 0).all(0), wrong)
+    assert 0.1 < wrong.float().mean() < 0.9

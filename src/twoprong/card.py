@@ -6,7 +6,7 @@ from twoprong.errors import printable
 
 CARD = """# twoprong bundle
 
-A two-pronged defence (DAD, Zhang et al., ICML 2025) around a classifier, fitted {fitted}.
+A two-pronged defence ({mode}) around a classifier, fitted {fitted}.
 
 - Classifier: {classifier}
 - Images: {channels} channel(s), {height} x {width}, values in [0, 1]; normalisation is inside the classifier
@@ -14,26 +14,43 @@ A two-pronged defence (DAD, Zhang et al., ICML 2025) around a classifier, fitted
 - Data: {data}; images used: {splits}
 - Test batches of {smallest} to {largest} images; smaller ones: `{policy}`
 - {calibration}
-- Trained on the minimum-margin attack, {norm} eps {eps:.4g}; {noise} noise, sigma {sigma:g}
+- {training}
 - Written with twoprong {twoprong}, torch {torch}; seed {seed}
 {measured}
-## What it does not withstand
+{limits}
+    import twoprong as tp
+    defense = tp.load("this directory")
+    decision = defense(batch)
+"""
+
+MODES = {"paper": "DAD, Zhang et al., ICML 2025", "hardened": "DAD's test, Zhang et al., ICML 2025, before robust routes"}
+LIMITS = {
+    "paper": """## What it does not withstand
 The defence in this bundle is the published one. It detects batches from attackers who do not know the defence, if they
 change enough, and classifies them after denoising, which costs accuracy. A change too small to be detected reaches the
 bare classifier. An attacker who knows the reference and the threshold can keep the statistic of a batch below the
 threshold; the batch is then classified without the denoiser. An attacker who differentiates through noise and denoiser
 gets far on that route, too.
-
-    import twoprong as tp
-    defense = tp.load("this directory")
-    decision = defense(batch)
-"""
+""",
+    "hardened": """## What it does not withstand
+A batch that passes the test is answered image by image: by the robust network where that is sure, elsewhere by the
+classifier, which has no robustness. A flagged batch is answered by the robust network alone. An attacker who knows
+everything wins the images on which he can make the robust network wrong or unsure; the test hardly hinders him. Nothing is
+proved: the numbers are what the attacks that were run leave at the budget that is named. A larger budget leaves less, and
+another norm may.
+""",
+}
 
 
 def protected(manifest: dict[str, Any]) -> dict[str, Any]:
     """What a manifest says of the protected classifier."""
     parts = manifest["parts"]
     return cast(dict[str, Any], parts["networks"][parts["passing"]["networks"]["classifier"]])
+
+
+def mode(manifest: dict[str, Any]) -> str:
+    """The mode that the parts make up, whatever the settings say."""
+    return "hardened" if manifest["parts"]["passing"]["kind"] == "gate" else "paper"
 
 
 def classifier_name(manifest: dict[str, Any]) -> str:
@@ -58,10 +75,9 @@ def model_card(manifest: dict[str, Any]) -> str:
         largest=sizes[-1],
         policy=config["on_small_batch"],
         calibration=_calibration(detector),
-        norm=config["attack"]["norm"],
-        eps=config["attack"]["eps"],
-        noise=config["denoiser"]["noise"],
-        sigma=config["denoiser"]["sigma"],
+        mode=MODES[mode(manifest)],
+        training=training(manifest),
+        limits=LIMITS[mode(manifest)],
         seed=config["seed"],
         measured=_measured(about),
         channels=image["channels"],
@@ -71,6 +87,21 @@ def model_card(manifest: dict[str, Any]) -> str:
         torch=manifest["versions"]["torch"],
     )
     return "".join(f"{printable(line)}\n" for line in text.split("\n")[:-1])  # names may have come from anywhere
+
+
+def training(manifest: dict[str, Any]) -> str:
+    """What the flagged route has learned, in a line."""
+    config = manifest["config"]
+    budget = f"{config['attack']['norm']} eps {config['attack']['eps']:.4g}"
+    if mode(manifest) == "paper":
+        denoiser = config["denoiser"]
+        return f"Trained on the minimum-margin attack, {budget}; {denoiser['noise']} noise, sigma {denoiser['sigma']:g}"
+    passing = manifest["parts"]["passing"]
+    spec, tau = manifest["parts"]["networks"][passing["networks"]["robust"]]["spec"], passing["settings"]["tau"]
+    name = "not in the bundle" if spec is None else spec["name"]
+    return (
+        f"Robust network: {name}, against {budget}; it answers where it leads by {tau:.3g} (balance {config['balance']:g})"
+    )
 
 
 def _calibration(detector: dict[str, Any]) -> str:

@@ -39,9 +39,11 @@ Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
 Numbers = Annotated[tuple[Number, ...], Field(min_length=1)]
 Share = Annotated[Number, Field(gt=0, lt=1)]
+Part = Annotated[Number, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
 NormName = Literal["linf", "l2"]
+Mode = Literal["paper", "hardened"]
 SmallBatchPolicy = Literal["denoise", "classify", "error"]
 Estimator = Literal["u", "v"]  # of MMD²: unbiased, biased
 # N(0, σ²), and the noisy image is clamped to [0, 1]; the noise itself is clamped to [0, 1] too, as in the authors' code; or
@@ -174,9 +176,41 @@ class ClassifierConfig(Settings):
     schedule: Literal["one-cycle", "step"] = "one-cycle"
 
 
-class FitConfig(Settings):
-    """Everything that determines a fitted defence, besides the classifier and the images."""
+class RobustTraining(Settings):
+    """How a network is trained against an attacker inside the loop; defaults for a ResNet-18 on CIFAR-10 at 8/255.
 
+    SGD with Nesterov momentum; the rate rises during the first `warmup` of the training and falls to zero as a cosine. Up to
+    `early_until` of the training the attacker takes `early_steps`, later those of the attack; a step is 2.5·ε / steps.
+    Weights are perturbed (AWP) from `awp_from` on. `ema` is the decay of the weights' running average, which is kept.
+    """
+
+    model: str = "same"  # as the protected classifier, where that is one of ours
+    method: Literal["natural", "at", "trades", "mart", "hat"] = "hat"
+    beta: Positive | None = None  # None: the method's own
+    gamma: NotNegative = 0.5  # weight of the helper examples (HAT)
+    awp: NotNegative = 5e-3  # 0: weights are not perturbed
+    awp_from: Part = 0.1
+    epochs: Count = 120
+    batch_size: Count = 256
+    lr: Positive = 0.2
+    weight_decay: NotNegative = 5e-4
+    warmup: Share = 0.1
+    ema: Share = 0.999
+    augment: Literal["none", "crop", "strong"] = "strong"
+    early_steps: Count = 5
+    early_until: Part = 0.5
+
+
+class FitConfig(Settings):
+    """Everything that determines a fitted defence, besides the classifier and the images.
+
+    `mode` is the paper's, or hardened: a robust network answers where it is sure, the classifier elsewhere. `balance` is of
+    the hardened mode: 1 is all robustness (the robust network alone), 0 all accuracy. In between, it is the share of the
+    clean accuracy between these two that is given up.
+    """
+
+    mode: Mode = "paper"
+    balance: Part = 0.6
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     on_small_batch: SmallBatchPolicy = "error"
     splits: SplitConfig = SplitConfig()
@@ -185,6 +219,7 @@ class FitConfig(Settings):
     detector: DetectorConfig = DetectorConfig()
     denoiser: DenoiserConfig = DenoiserConfig()
     classifier: ClassifierConfig = ClassifierConfig()
+    robust: RobustTraining = RobustTraining()
 
 
 def load_config(path: Path | None = None, assignments: Iterable[str] = (), base: FitConfig | None = None) -> FitConfig:

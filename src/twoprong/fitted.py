@@ -8,15 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoprong.attacks.gate import Gate
 from twoprong.data.tensors import Labelled
 from twoprong.defense import Defense
 from twoprong.measure import partition, wilson
 from twoprong.models.train import accuracy
 from twoprong.seeds import generator
+from twoprong.whitebox import OneRoute
 
 ATTACKED = 500  # at most: crafting takes time
 BATCHES = 10  # as many as few images give; an interval of a rate over one batch says nothing
 LARGEST = 100
+KNOWING = 200  # images at most that an attacker who knows everything is tried on
+FLAGGED = {"denoiser": "denoised", "robust": "robust network alone"}  # kinds of flagged routes in words
 
 log = logging.getLogger("twoprong")
 
@@ -25,8 +29,8 @@ log = logging.getLogger("twoprong")
 class Fitted:
     """Counts and accuracies. `images` says what they were measured on; `batch_size` is that of all batches.
 
-    Of clean and of attacked batches: how many, how many were flagged; accuracy of the bare classifier, of the denoiser's
-    route for every batch, and of the defence, which chooses.
+    Of clean and of attacked batches: how many, how many were flagged; accuracy of the bare classifier, of the flagged route
+    (`denoised`) for every batch, and of the defence, which chooses. `flagged` is the kind of that route.
     """
 
     images: str
@@ -41,6 +45,7 @@ class Fitted:
     attacked_bare: float
     attacked_denoised: float
     attacked_defended: float
+    flagged: str = "denoiser"
 
     @property
     def harmful(self) -> bool:
@@ -50,14 +55,15 @@ class Fitted:
     def facts(self) -> dict[str, str]:
         """The numbers in words, for the model card and `twoprong inspect`."""
         clean, attacked = f"{self.clean_batches} clean", f"{self.attacked_batches} attacked"
+        three = f"bare, {FLAGGED.get(self.flagged, self.flagged)}, defended"
         each = f"batches of {self.batch_size}"
         low, high = wilson(self.false_alarms, self.clean_batches)
         least, most = wilson(self.found, self.attacked_batches)
         facts = {
             "measured on": self.images,
-            "clean accuracy bare, denoised, defended": _three(self.clean_bare, self.clean_denoised, self.clean_defended),
+            f"clean accuracy {three}": _three(self.clean_bare, self.clean_denoised, self.clean_defended),
             f"false alarms among {clean} {each}": f"{self.false_alarms / self.clean_batches:.1%} ({low:.1%} to {high:.1%})",
-            "accuracy under the attack of the settings (it does not know the defence), bare, denoised, defended": _three(
+            f"accuracy under the attack of the settings (it does not know the defence), {three}": _three(
                 self.attacked_bare, self.attacked_denoised, self.attacked_defended
             ),
             f"found among {attacked} {each}": f"{self.found / self.attacked_batches:.1%} ({least:.1%} to {most:.1%})",
@@ -66,10 +72,15 @@ class Fitted:
 
     @property
     def warning(self) -> str:
+        advice = (
+            "train it longer (denoiser.epochs), on more images, or with less noise (denoiser.sigma)"
+            if self.flagged == "denoiser"
+            else "train it longer (robust.epochs), or on more images"
+        )
+        name = "robust network" if self.flagged == "robust" else self.flagged
         return (
-            f"the denoiser does more harm than good: of attacked images {self.attacked_denoised:.1%} are classified "
-            f"correctly with it and {self.attacked_bare:.1%} without; train it longer (denoiser.epochs), on more images, "
-            "or with less noise (denoiser.sigma)"
+            f"the {name} does more harm than good: of attacked images {self.attacked_denoised:.1%} are classified "
+            f"correctly with it and {self.attacked_bare:.1%} without; {advice}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -110,10 +121,23 @@ def measure_fit(
         attacked_bare=accuracy(defense.classifier, attacked),
         attacked_denoised=denoised,
         attacked_defended=defended,
+        flagged=defense.flagged.kind,
     )
     if fitted.harmful:
         log.warning(fitted.warning)
     return fitted
+
+
+def measure_layers(defense: Defense, part: Labelled, seed: int) -> dict[str, str]:
+    """What an attacker who knows the networks leaves of each route without the test, in words; `gate`, a short run."""
+    some, attack = part[:KNOWING], defense.config.attack
+    short = Gate(eps=attack.eps, norm=attack.norm, steps=20, targets=3)
+    draw = generator(seed, "fit layers", device=part.images.device)
+    robust, gate = (
+        short(OneRoute(defense, role), some.images, some.labels, draw).accuracy for role in ("flagged", "passing")
+    )
+    name = f"accuracy under a short attack that knows everything ({len(some)} images), robust network alone, gate"
+    return {name: f"{robust:.2%}, {gate:.2%}"}
 
 
 @torch.no_grad()

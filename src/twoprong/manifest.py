@@ -127,9 +127,15 @@ class Noise(Entry):
     clamp: bool = True  # which older bundles do not say
 
 
+class GateSettings(Entry):
+    tau: Annotated[Finite, Field(ge=0)]
+
+
 SETTINGS: dict[str, type[BaseModel]] = {
     "classifier": NoSettings,
     "denoiser": Noise,
+    "robust": NoSettings,
+    "gate": GateSettings,
 }  # by kind, of our own routes
 
 
@@ -161,8 +167,10 @@ class PartList(Entry):
             raise ValueError(f"expected the networks {sorted(used)}, which the parts name, got {sorted(self.networks)}")
         for route in (self.passing, self.flagged):
             for role, name in route.networks.items():
-                if {role, self.networks[name].kind} == {"classifier", "denoiser"}:
+                if {role, self.networks[name].kind} in ({"classifier", "denoiser"}, {"robust", "denoiser"}):
                     raise ValueError(f"expected a {role}, got {name!r}, which is none")
+            if route.kind in ("gate", "robust") and "robust" not in route.networks:
+                raise ValueError(f"expected a robust network in a route of kind {route.kind!r}")
         if "classifier" not in self.passing.networks:
             raise ValueError("expected the protected classifier in the passing route")
         return self

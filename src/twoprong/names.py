@@ -23,6 +23,7 @@ ATTACKS = (
     "authors",
     "route",
     "evade",
+    "gate",
     "greedy",
     "match",
     "alarm",

@@ -22,6 +22,7 @@ from twoprong.config import (
     DetectorConfig,
     FitConfig,
     KernelConfig,
+    RobustTraining,
     SplitConfig,
     load_config,
     parse_config,
@@ -44,6 +45,7 @@ PRESETS = {
         attack=AttackConfig(eps=0.18, step=0.045),
         denoiser=DenoiserConfig(width=0.25, epochs=60, batch_size=100, sigma=0.1, guide="detector"),
         classifier=ClassifierConfig(epochs=30, batch_size=64, augment=False),
+        robust=RobustTraining(epochs=40, batch_size=64, lr=0.1, ema=0.99, augment="none"),
     ),
     "small": FitConfig(
         denoiser=DenoiserConfig(width=0.25, epochs=10, batch_size=100),

@@ -24,7 +24,8 @@ from twoprong.defense import Defense
 from twoprong.detect.detector import Detector
 from twoprong.detect.fit import fit_kernel
 from twoprong.detect.kernel import DeepKernel, Sample
-from twoprong.fitted import measure_fit
+from twoprong.errors import InputError
+from twoprong.fitted import measure_fit, measure_layers
 from twoprong.models.dunet import DUNet
 from twoprong.models.fast import fast
 from twoprong.models.features import Features, FeatureSource
@@ -35,7 +36,10 @@ from twoprong.models.zoo import ModelSpec
 from twoprong.presets import as_config
 from twoprong.progress import Progress, showing, silent
 from twoprong.purify.train import train_denoiser
-from twoprong.routes import Denoised, Direct
+from twoprong.robust.gate import choose_tau, lead
+from twoprong.robust.settings import RobustConfig
+from twoprong.robust.train import train_robust
+from twoprong.routes import Denoised, Direct, Gated, Robust, Route
 from twoprong.storage import fingerprint
 
 CHECKPOINTS = "checkpoints"  # the sub-directory of the working directory that is ours to delete
@@ -62,8 +66,9 @@ def fit(
     progress: Progress | bool | None = None,
     precision: Precision = "fp32",
     measure: bool = True,
+    robust: nn.Module | None = None,
 ) -> Defense:
-    """Put the two-pronged defence around a trained classifier.
+    """Put the two-pronged defence around a trained classifier: the paper's, or the hardened one (config.mode).
 
     `classifier` maps images in [0,1] to logits (normalisation inside). `images` are clean: tensors, arrays or lists (as a
     Defense takes them) with `labels`, or a Dataset or DataLoader of (image, label). Reference and calibration images should
@@ -78,7 +83,8 @@ def fit(
     With `work`, crafted examples and checkpoints go to that directory and `resume=True` continues a killed run to the same
     result. The classifier keeps its weights and is in eval mode afterwards. With `precision="bf16"` crafting and the
     denoiser's training compute in it, compiled on a GPU; the kernel, the test and the features it sees stay in float32.
-    `progress` is a listener; None draws bars on a terminal, False draws nothing.
+    `progress` is a listener; None draws bars on a terminal, False draws nothing. `robust` is a robust network for the
+    hardened mode; None trains one.
     """
     config = as_config(config)
     check_choice("precision", precision, get_args(Precision))
@@ -109,22 +115,12 @@ def fit(
             start = DeepKernel.from_median(clean_sample, config.kernel.beta0, None, config.kernel.pixel_bandwidth)
             guide = start.to(attacked.device).requires_grad_(False)
 
-        to_denoise = craft(quick.classifier, parts.denoiser, config.attack, folder, listen, "craft for the denoiser")
-        settings = [config.denoiser.model_dump(), config.seed, to_denoise.device.type, precision]
-        key = fingerprint(guide, classifier, to_denoise, parts.denoiser.labels, settings)
-        checkpoint = Checkpoint(None if folder is None else folder / CHECKPOINTS / "denoiser.safetensors", key, resume)
-        denoiser = train_denoiser(
-            sample(extract, parts.denoiser.images),
-            to_denoise,
-            parts.denoiser.labels,
-            quick,
-            guide,
-            config.denoiser,
-            config.seed,
-            checkpoint,
-            listen,
-            precision,
-        )
+        if config.mode == "hardened":
+            passing, flagged, chosen = _hardened(classifier, robust, parts, config, folder, resume, listen, precision)
+        else:
+            passing, flagged, chosen = _paper(
+                classifier, quick, extract, guide, parts, config, folder, resume, listen, precision
+            )
 
         reference = parts.kernel if config.detector.reference == "kernel" else parts.reference
         seen_by_test = sample(extract, reference.images)
@@ -136,10 +132,11 @@ def fit(
             "precision": precision,
             "split_sizes": {name: len(part) for name, part in vars(parts).items()},
             "split_hashes": parts.hashes(),
+            **chosen,
         }
         if classes is not None:
             about["classes"] = list(classes)
-        defense = paper_defense(classifier, extract, detector, denoiser, config, about)
+        defense = Defense(extract, detector, passing, flagged, config, about)
         if measure:
             part, images_are = _unlearned(test, data, parts)
 
@@ -147,8 +144,92 @@ def fit(
                 return craft(quick.classifier, some, config.attack, folder, listen, "craft to measure")
 
             if (fitted := measure_fit(defense, part, images_are, attack, config.seed)) is not None:
-                defense.about |= {"measured": fitted.facts(), "measured_values": fitted.as_dict()}
+                facts = fitted.facts() | (measure_layers(defense, part, config.seed) if defense.layered else {})
+                defense.about |= {"measured": facts, "measured_values": fitted.as_dict()}
     return defense.eval()
+
+
+Routes = tuple[Route, Route, dict[str, Any]]  # passing, flagged, and what else is to be known of them
+
+
+def _paper(
+    classifier: nn.Module,
+    quick: Features,
+    extract: Features,
+    guide: DeepKernel,
+    parts: Splits,
+    config: FitConfig,
+    folder: Path | None,
+    resume: bool,
+    listen: Progress,
+    precision: Precision,
+) -> Routes:
+    """What passes goes to the classifier, what is flagged through noise and a denoiser, which is trained here."""
+    to_denoise = craft(quick.classifier, parts.denoiser, config.attack, folder, listen, "craft for the denoiser")
+    settings = [config.denoiser.model_dump(), config.seed, to_denoise.device.type, precision]
+    key = fingerprint(guide, classifier, to_denoise, parts.denoiser.labels, settings)
+    checkpoint = Checkpoint(None if folder is None else folder / CHECKPOINTS / "denoiser.safetensors", key, resume)
+    denoiser = train_denoiser(
+        sample(extract, parts.denoiser.images),
+        to_denoise,
+        parts.denoiser.labels,
+        quick,
+        guide,
+        config.denoiser,
+        config.seed,
+        checkpoint,
+        listen,
+        precision,
+    )
+    return *paper_routes(classifier, denoiser, config), {}
+
+
+def _hardened(
+    classifier: nn.Module,
+    robust: nn.Module | None,
+    parts: Splits,
+    config: FitConfig,
+    folder: Path | None,
+    resume: bool,
+    listen: Progress,
+    precision: Precision,
+) -> Routes:
+    """What passes goes to the gate, what is flagged to the robust network alone.
+
+    The network learns from the part that a denoiser would, its epoch is chosen on the kernel's part, and the gate's
+    threshold on the calibration part, of which neither network has learned anything.
+    """
+    if robust is None:
+        with torch.no_grad():
+            classes = classifier(parts.kernel.images[:1]).shape[1]
+        settings = RobustConfig.model_validate(
+            {**config.robust.model_dump(), "model": _architecture(classifier, config), "attack": config.attack}
+        )
+        place = None if folder is None else folder / CHECKPOINTS / "robust"
+        robust = train_robust(
+            settings, parts.denoiser, parts.kernel, classes, config.seed, classifier, place, resume, listen, precision
+        )
+    part = parts.calibration
+    robust = robust.to(part.images.device).eval().requires_grad_(False)
+    with torch.no_grad():
+        sure, answers = (torch.cat([net(x) for x in part.images.split(500)]) for net in (robust, classifier))
+    right, accurate = (logits.argmax(1) == part.labels for logits in (sure, answers))
+    tau = choose_tau(lead(sure.softmax(1)), right, accurate, config.balance)
+    log.info("gate: tau %.4f", tau)
+    return Gated(classifier, robust, tau), Robust(robust), {"tau": tau}
+
+
+def _architecture(classifier: nn.Module, config: FitConfig) -> str:
+    """The name of the robust network's architecture: the classifier's own, unless the settings say another."""
+    spec = getattr(classifier, "spec", None)
+    if config.robust.model != "same":
+        return config.robust.model
+    if not isinstance(spec, ModelSpec):
+        raise InputError(
+            "robust.model: expected the name of one of our architectures, because the classifier is not one of ours; "
+            "set robust.model=resnet18-silu, or give a robust network"
+        )
+    return spec.name
 
 
 def paper_defense(
@@ -159,9 +240,14 @@ def paper_defense(
     config: FitConfig,
     about: dict[str, Any] | None = None,
 ) -> Defense:
-    """The paper's mode: what passes goes to the classifier, what is flagged through noise and denoiser first."""
-    flagged = Denoised(classifier, denoiser, config.denoiser.sigma, config.denoiser.noise, config.denoiser.clamp)
-    return Defense(extractor, detector, Direct(classifier), flagged, config, about)
+    """A defence in the paper's mode, of parts that are there already."""
+    return Defense(extractor, detector, *paper_routes(classifier, denoiser, config), config, about)
+
+
+def paper_routes(classifier: nn.Module, denoiser: DUNet, config: FitConfig) -> tuple[Direct, Denoised]:
+    """What passes goes to the classifier, what is flagged through noise and denoiser first."""
+    how = config.denoiser
+    return Direct(classifier), Denoised(classifier, denoiser, how.sigma, how.noise, how.clamp)
 
 
 def train_named(

@@ -3,6 +3,8 @@
     images ─► disturb (what is random) ─► restore (what the classifier is shown) ─► classify
 
 The paper's passing route is the classifier itself (`Direct`), its flagged route noise → denoiser → classifier (`Denoised`).
+In the hardened mode both are robust, image by image: a robust network, and the classifier where that network is unsure
+(`Gated`), and the robust network alone (`Robust`).
 """
 
 import copy
@@ -14,13 +16,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from twoprong.attacks.losses import margin
+from twoprong.attacks.target import Hurdle
 from twoprong.config import NoiseLaw
 from twoprong.models.features import full
 from twoprong.purify.loss import add_noise
+from twoprong.robust.gate import lead
 from twoprong.seeds import from_system
 
 Known = Mapping[nn.Module, Tensor]  # logits that a pass for the test has computed already, by network
 NOTHING: Known = MappingProxyType({})
+SOFT = 0.05  # of a probability: how wide around its threshold the gate's gradient blends the two networks
 
 
 class Route(nn.Module, ABC):
@@ -55,6 +61,10 @@ class Route(nn.Module, ABC):
         logits = self.classify(self.restore(self.disturb(images, draws, generator)))
         return logits.view(-1, len(images), logits.shape[-1])
 
+    def hurdles(self, seen: Tensor, labels: Tensor) -> list[Hurdle]:
+        """The networks that an attacker has to get past: where he is past all of them, the answer is wrong."""
+        return [Hurdle.of(self.classify(seen), labels)]
+
     def broken(self) -> Callable[[Tensor], Tensor] | None:
         """A form of the route that is known not to withstand attacks, for sanity checks; None where there is none."""
         return None
@@ -78,7 +88,7 @@ class Direct(Route):
         self.classifier = classifier
 
     def classify(self, seen: Tensor, known: Known = NOTHING) -> Tensor:
-        return known[self.classifier] if self.classifier in known else full(self.classifier(seen))
+        return _logits(self.classifier, seen, known)
 
 
 class Denoised(Direct):
@@ -123,4 +133,60 @@ class Denoised(Direct):
         return {"sigma": self.sigma, "noise": self.noise, "clamp": self.clamp}
 
 
-ROUTES: dict[str, type[Route]] = {route.kind: route for route in (Direct, Denoised)}
+class Robust(Route):
+    """The robust network alone."""
+
+    kind = "robust"
+
+    def __init__(self, robust: nn.Module) -> None:
+        super().__init__()
+        self.robust = robust
+
+    @property
+    def classifier(self) -> nn.Module:  # type: ignore[override]
+        return self.robust
+
+    def classify(self, seen: Tensor, known: Known = NOTHING) -> Tensor:
+        return _logits(self.robust, seen, known)
+
+
+class Gated(Direct):
+    """The robust network R where its lead is at least `tau`, elsewhere the classifier A; the logits are the answerer's.
+
+    R's lead is the probability of its first class less that of its second. The answer jumps where the lead crosses `tau`,
+    and the derivative there is no help to an attacker. So the gradient of the logits is that of a blend, w·R + (1 - w)·A
+    with w = sigmoid((lead - tau) / SOFT) held fixed: away from the threshold it is the exact one.
+    """
+
+    kind = "gate"
+
+    def __init__(self, classifier: nn.Module, robust: nn.Module, tau: float) -> None:
+        super().__init__(classifier)
+        self.robust, self.tau = robust, tau
+
+    def classify(self, seen: Tensor, known: Known = NOTHING) -> Tensor:
+        accurate, robust = (_logits(network, seen, known) for network in (self.classifier, self.robust))
+        ahead = (lead(robust.detach().softmax(-1)) - self.tau)[:, None]
+        answer = torch.where(ahead < 0, accurate, robust)  # a lead that is not a number does not open the way to A
+        if not answer.requires_grad:
+            return answer
+        weight = torch.sigmoid(ahead / SOFT)
+        blend = weight * robust + (1 - weight) * accurate
+        return answer.detach() + (blend - blend.detach())
+
+    def hurdles(self, seen: Tensor, labels: Tensor) -> list[Hurdle]:
+        """R, which must be wrong or lead by less than `tau`, and A, which must be wrong where it is asked."""
+        accurate, robust = (_logits(network, seen, NOTHING) for network in (self.classifier, self.robust))
+        gap = margin(robust.softmax(-1), labels)
+        asked = (lead(robust.softmax(-1)) < self.tau) | (gap <= 0)
+        return [Hurdle(robust, gap + self.tau), Hurdle(accurate, torch.where(asked, margin(accurate, labels), gap))]
+
+    def settings(self) -> dict[str, Any]:
+        return {"tau": self.tau}
+
+
+def _logits(network: nn.Module, seen: Tensor, known: Known) -> Tensor:
+    return known[network] if network in known else full(network(seen))
+
+
+ROUTES: dict[str, type[Route]] = {route.kind: route for route in (Direct, Denoised, Robust, Gated)}

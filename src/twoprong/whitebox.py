@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from twoprong.attacks.target import ROLES, Role
+from twoprong.attacks.target import ROLES, Hurdle, Plain, PlainOutcome, Role
 from twoprong.config import Estimator, FitConfig
 from twoprong.detect.copies import distinct
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
 from twoprong.models.features import Features
-from twoprong.routes import Denoised, Route
+from twoprong.routes import Denoised, Direct, Route
 
 
 class WhiteBox(nn.Module):
@@ -23,6 +23,11 @@ class WhiteBox(nn.Module):
     passing: Route
     flagged: Route
     config: FitConfig
+
+    @property
+    def layered(self) -> bool:
+        """Whether the passing route is more than the classifier, so that it is worth a look by itself."""
+        return self.passing.kind != Direct.kind
 
     def route(self, role: Role) -> Route:
         return self.flagged if role == "flagged" else self.passing
@@ -71,6 +76,12 @@ class WhiteBox(nn.Module):
         """A route's logits (N, classes) for what it shows its classifier."""
         return self.route(route).classify(seen)
 
+    def hurdles(
+        self, images: Tensor, labels: Tensor, route: Role = "passing", generator: torch.Generator | None = None
+    ) -> list[Hurdle]:
+        """The networks that an attacker has to get past on a route, image by image, in one draw of the noise."""
+        return self.route(route).hurdles(self.restored(images, route, 1, generator), labels)
+
     def embed(self, images: Tensor) -> Tensor:
         """The features (N, d) that the test sees."""
         return self.extractor(images)[1]
@@ -97,3 +108,36 @@ class WhiteBox(nn.Module):
         if len(images) < self.detector.batch_sizes[0]:
             return self.config.on_small_batch == "denoise"
         return self.detector.flags(self.statistic(images).item(), len(images))
+
+
+class OneRoute(Plain):
+    """Every batch takes one route, nothing is tested; with the flagged one, the second prong without the first."""
+
+    def __init__(self, defense: WhiteBox, role: Role) -> None:
+        super().__init__(defense.passing.classifier)
+        self.defense, self.role, self.routes = defense, role, (role,)
+
+    def logits(
+        self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.defense.logits(images, self.role, draws, generator)
+
+    @torch.no_grad()
+    def decide(self, images: Tensor, generator: torch.Generator | None = None) -> PlainOutcome:
+        return PlainOutcome(self.logits(images, None, 1, generator)[0])
+
+    def restored(
+        self, images: Tensor, route: Role = "flagged", draws: int = 1, generator: torch.Generator | None = None
+    ) -> Tensor:
+        return self.defense.restored(images, self.role, draws, generator)
+
+    def classified(self, seen: Tensor, route: Role = "flagged") -> Tensor:
+        return self.defense.classified(seen, self.role)
+
+    def hurdles(
+        self, images: Tensor, labels: Tensor, route: Role = "passing", generator: torch.Generator | None = None
+    ) -> list[Hurdle]:
+        return self.defense.hurdles(images, labels, self.role, generator)
+
+    def modules(self) -> list[nn.Module]:
+        return list(self.defense.modules())

@@ -71,6 +71,17 @@ def test_in_a_small_batch_shares_are_whole_slots_and_none_is_run_twice():
     assert [item.share for item in found if item.attack.eps < 1] == [0.1, 0.2, 0.5]
 
 
+def test_a_passing_route_of_several_networks_is_attacked_by_what_knows_it():
+    layers = {"subjects": ("defense", "bare", "robust", "gate", "reject"), "flagged": "robust", "passing": "gate"}
+    found = {item.name: item for item in items("strong", **layers)}
+    aims = {"gate": "defense", "gate on the gate": "gate", "gate on the robust": "robust"}
+    assert {name: found[name].target for name in aims} == aims
+    assert found["autoattack on the robust"].threat == "adaptive"
+    assert {item.share for item in found.values() if item.key == "gate" and item.threat == "partial"} == set(SHARES)
+    assert "gate" in {item.name for item in items("quick", **layers)}
+    assert not any(item.key == "gate" for item in items("strong"))
+
+
 def test_an_unknown_protocol_is_refused():
     with pytest.raises(InputError, match="quick, paper, strong"):
         items("easy")

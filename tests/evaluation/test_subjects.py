@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from twoprong.attacks.pgd import PGD
-from twoprong.evaluation.subjects import DRAWS, OneRoute, Rejecting, judge, judge_all, subjects_of
+from twoprong.evaluation.subjects import DRAWS, Rejecting, judge, judge_all, subjects_of
 from twoprong.seeds import generator
+from twoprong.whitebox import OneRoute
 
 
 @pytest.fixture(scope="module")

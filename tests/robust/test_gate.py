@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from twoprong.robust.gate import SCORES, Margins, Smallest, curve, descend, joined, operating_point, read
+from twoprong.robust.gate import SCORES, Margins, Smallest, choose_tau, curve, descend, joined, operating_point, read
 from twoprong.seeds import generator
 
 
@@ -35,6 +35,25 @@ def test_a_curve_runs_from_the_robust_network_alone_to_the_accurate_one():
     assert points[0].clean == pytest.approx(margins.right.double().mean().item())
     assert points[-1].deferred == pytest.approx(0.9, abs=0.02)
     assert all(later.robust <= earlier.robust for earlier, later in pairwise(points))
+
+
+def test_tau_is_the_smallest_that_reaches_the_balance():
+    margins = some()
+    three = margins.lead, margins.right, margins.accurate_right
+    least, most = (float(answers.double().mean()) for answers in (margins.right, margins.accurate_right))
+    taus = [choose_tau(*three, balance) for balance in (1.0, 0.75, 0.5, 0.25, 0.0)]
+    assert taus[0] == 0
+    assert all(later > earlier for earlier, later in pairwise(taus))
+    for tau, balance in zip(taus, (1.0, 0.75, 0.5, 0.25, 0.0), strict=True):
+        goal = balance * least + (1 - balance) * most
+        assert operating_point(margins, tau).clean >= goal - 1e-9
+        assert all(operating_point(margins, lower).clean < goal for lower in margins.lead.tolist() if lower < tau)
+
+
+def test_a_classifier_that_is_no_better_is_not_asked():
+    lead, right = torch.tensor([0.1, 0.5, 0.9]), torch.tensor([True, True, False])
+    assert choose_tau(lead, right, torch.tensor([False, True, False]), 0.0) == 0
+    assert choose_tau(lead, torch.tensor([False] * 3), torch.tensor([True] * 3), 0.0) > 0.9  # everything goes to it
 
 
 class Linear(nn.Module):

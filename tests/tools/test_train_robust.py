@@ -8,6 +8,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 ARGUMENTS = {
     "train_robust.py": ["--out", "out"],
     "gate_curve.py": ["--accurate", "a", "--robust", "r", "--out", "out"],
+    "fit_hardened.py": ["--accurate", "a", "--robust", "r", "--out", "out"],
     "score_robust.py": ["--weights", "r", "--out", "out"],
 }
 

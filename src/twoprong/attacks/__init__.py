@@ -10,6 +10,7 @@ from twoprong.attacks.cw import CW
 from twoprong.attacks.evade import Evade
 from twoprong.attacks.fab import FABT
 from twoprong.attacks.fgsm import FGSM
+from twoprong.attacks.gate import Gate
 from twoprong.attacks.greedy import Greedy
 from twoprong.attacks.match import Match
 from twoprong.attacks.mma import MMA
@@ -42,6 +43,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "authors": Authors,
     "route": RouteAttack,
     "evade": Evade,
+    "gate": Gate,
     "greedy": Greedy,
     "match": Match,
     "alarm": Alarm,

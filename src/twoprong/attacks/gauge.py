@@ -74,3 +74,29 @@ def raised(attack: Attack, target: Target, images: Tensor, found: Tensor, gauge:
             break
         found = attack.move(found, slope, attack.eps / PUSHES, images)
     return found
+
+
+@torch.no_grad()
+def most_hidden(target: Target, images: Tensor, hidden: Tensor, cost: Tensor) -> Tensor:
+    """The batch with as many images replaced by their `hidden` versions as the test lets pass, the cheapest first.
+
+    An infinite cost keeps an image out. The number is found by bisection: the statistic rises with it, nearly always.
+    """
+    order = cost.argsort()[: int(cost.isfinite().sum())]
+    threshold = target.threshold(len(images))
+
+    def with_best(count: int) -> Tensor:
+        batch = images.clone()
+        batch[order[:count]] = hidden[order[:count]]
+        return batch
+
+    def passes(count: int) -> bool:
+        return value_of(target.statistic(with_best(count))) < threshold
+
+    low, high = 0, len(order)
+    if passes(high):
+        return with_best(high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return with_best(low)

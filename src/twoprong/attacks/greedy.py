@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from twoprong.attacks.base import Attack
-from twoprong.attacks.gauge import value_of
-from twoprong.attacks.losses import margin
+from twoprong.attacks.gauge import most_hidden
 from twoprong.attacks.target import Target, Transparent, transparent
 from twoprong.config import Count, NotNegative, Numbers
 
@@ -16,8 +15,9 @@ from twoprong.config import Count, NotNegative, Numbers
 class Greedy(Attack):
     """A batch test cannot notice a few images among many. This attack finds how many, and which.
 
-    Every image ascends min(margin, κ) - λ·witness by itself, for every λ of `penalties`; the least conspicuous fooled
-    version is kept. Then as many as the test lets pass, the best hidden first, replace their originals.
+    Every image ascends min(margin, κ) - λ·witness by itself, for every λ of `penalties`, the margin summed over all hurdles
+    of the passing route; the least conspicuous fooled version is kept. Then as many as the test lets pass, the best hidden
+    first, replace their originals.
     """
 
     steps: Count = 40
@@ -28,25 +28,7 @@ class Greedy(Attack):
     def perturb(self, target: Target, images: Tensor, labels: Tensor, generator: torch.Generator | None) -> Tensor:
         inside = transparent(target)
         hidden, cost = self._hide(inside, images, labels, generator)
-        order = cost.argsort()[: int(cost.isfinite().sum())]
-        threshold = target.threshold(len(images))
-
-        def with_best(count: int) -> Tensor:
-            batch = images.clone()
-            batch[order[:count]] = hidden[order[:count]]
-            return batch
-
-        def passes(count: int) -> bool:
-            with torch.no_grad():
-                return value_of(target.statistic(with_best(count))) < threshold
-
-        low, high = 0, len(order)
-        if passes(high):
-            return with_best(high)
-        while high - low > 1:  # the statistic rises with the number, nearly always
-            middle = (low + high) // 2
-            low, high = (middle, high) if passes(middle) else (low, middle)
-        return with_best(low)
+        return most_hidden(target, images, hidden, cost)
 
     def _hide(
         self, target: Transparent, images: Tensor, labels: Tensor, generator: torch.Generator | None
@@ -61,10 +43,11 @@ class Greedy(Attack):
             for last in [*[False] * self.steps, True]:
                 with torch.enable_grad():
                     leaf = x.detach().requires_grad_()
-                    gap = margin(target.logits(leaf, "passing")[0], labels)
+                    past = torch.stack([hurdle.past for hurdle in target.hurdles(leaf, labels, "passing", generator)])
                     seen = target.witness(leaf, images)
-                    (gradient,) = torch.autograd.grad((gap.clamp_max(self.kappa) - penalty * seen).sum(), leaf)
-                added = torch.where(gap > 0, seen - clean, torch.inf).detach()
+                    gain = past.clamp_max(self.kappa).sum(0)
+                    (gradient,) = torch.autograd.grad((gain - penalty * seen).sum(), leaf)
+                added = torch.where((past > 0).all(0), seen - clean, torch.inf).detach()
                 better = added < cost
                 hidden = torch.where(better[:, None, None, None], x, hidden)
                 cost = torch.where(better, added, cost)

@@ -2,17 +2,31 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from twoprong.attacks.losses import margin
 from twoprong.errors import InputError
 from twoprong.models.features import full
 from twoprong.models.modes import modules_of
 
 Role = Literal["passing", "flagged"]  # of a route: for batches that the test lets pass, or for those it flags
 ROLES: tuple[Role, ...] = get_args(Role)
+
+
+class Hurdle(NamedTuple):
+    """A network that stands between an attacker and a wrong answer: its logits (N, classes), and how far the attacker is
+    `past` it (N,), positive where he is."""
+
+    logits: Tensor
+    past: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, labels: Tensor) -> "Hurdle":
+        """A network whose answer is the answer: he is past it where it is wrong."""
+        return cls(logits, margin(logits, labels))
 
 
 class Outcome(Protocol):
@@ -65,6 +79,11 @@ class Transparent(Target, Protocol):
     def classified(self, seen: Tensor, route: Role = "flagged") -> Tensor:
         """The route's logits (N, classes) for what it shows its classifier."""
 
+    def hurdles(
+        self, images: Tensor, labels: Tensor, route: Role = "passing", generator: torch.Generator | None = None
+    ) -> list[Hurdle]:
+        """What an attacker has to get past on a route: where he is past all of it, the answer is wrong. Image by image."""
+
     def embed(self, images: Tensor) -> Tensor:
         """The features (N, d) that the test sees."""
 
@@ -75,9 +94,12 @@ class Transparent(Target, Protocol):
         """The clean images that batches are tested against; none for a plain classifier."""
 
 
+INSIDE = ("restored", "classified", "hurdles", "embed", "witness", "reference_images")
+
+
 def transparent(target: Target) -> Transparent:
     """The same target, if it shows its inside. Raises InputError otherwise."""
-    if not all(hasattr(target, name) for name in ("restored", "classified", "embed", "witness", "reference_images")):
+    if not all(hasattr(target, name) for name in INSIDE):
         raise InputError("target: this attack reads features, reference and routes; give a Defense or a classifier")
     return cast(Transparent, target)
 
@@ -122,6 +144,11 @@ class Plain:
     def classified(self, seen: Tensor, route: Role = "flagged") -> Tensor:
         return full(self.model(seen))
 
+    def hurdles(
+        self, images: Tensor, labels: Tensor, route: Role = "passing", generator: torch.Generator | None = None
+    ) -> list[Hurdle]:
+        return [Hurdle.of(self.classified(images, route), labels)]
+
     def embed(self, images: Tensor) -> Tensor:
         return full(self.model(images))
 
@@ -161,6 +188,12 @@ class Counted:
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Outcome:
         self.queries += len(images)
         return self.target.decide(images, generator)
+
+    def hurdles(
+        self, images: Tensor, labels: Tensor, route: Role = "passing", generator: torch.Generator | None = None
+    ) -> list[Hurdle]:
+        self.queries += len(images)
+        return transparent(self.target).hurdles(images, labels, route, generator)
 
     def embed(self, images: Tensor) -> Tensor:
         self.queries += len(images)

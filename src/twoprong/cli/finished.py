@@ -10,7 +10,8 @@ from twoprong.config import FitConfig
 from twoprong.data.splits import split
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import BundleError, DataError
-from twoprong.storage import load_tensors, state_fingerprint
+from twoprong.robust.run import load_weights as read_robust
+from twoprong.storage import fingerprint, load_tensors, state_fingerprint
 
 
 def is_finished(
@@ -21,7 +22,7 @@ def is_finished(
         return False
     try:
         manifest = read_manifest(given.bundle)
-        same = _same_classifier(manifest, given.classifier, given.weights)
+        same = _same_classifier(manifest, given.classifier, given.weights) and _same_robust(manifest, given.robust_weights)
     except (BundleError, DataError):
         return False
     about = manifest["about"]
@@ -38,3 +39,10 @@ def _same_classifier(manifest: dict[str, Any], name: str, weights: Path | None) 
     if weights is None:  # trained here, from these images and settings; a factory's weights nobody knows
         return classifier_name(manifest) == name
     return protected(manifest)["fingerprint"] == state_fingerprint(load_tensors(weights)[0])
+
+
+def _same_robust(manifest: dict[str, Any], weights: Path | None) -> bool:
+    if weights is None:  # trained here, if at all
+        return True
+    entry = manifest["parts"]["networks"].get("robust")
+    return entry is not None and entry["fingerprint"] == fingerprint(read_robust(weights))

@@ -25,12 +25,15 @@ from twoprong.models.train import accuracy
 from twoprong.presets import PRESETS, preset
 from twoprong.recipe import CHECKPOINTS
 from twoprong.recipe import fit as fit_defense
+from twoprong.robust.run import load_weights
 
 
 def fit(given: FitArguments) -> None:
     """Load, train, fit, measure, write."""
     check_target(given.bundle, given.overwrite or given.resume)
-    settings = load_config(given.config, given.assignments or (), base=preset(given.preset) or PRESETS.get(given.data))
+    settings = load_config(given.config, _assignments(given), base=preset(given.preset) or PRESETS.get(given.data))
+    if given.robust_weights is not None and settings.mode != "hardened":
+        raise InputError("--robust-weights: expected --mode hardened beside it; the paper's method has no robust network")
     where = choose(given.device)
     inner = resolve(given.precision, where)
     names = class_names(given.classes)
@@ -65,12 +68,19 @@ def fit(given: FitArguments) -> None:
             resume=given.resume,
             progress=progress,
             precision=inner,
+            robust=None if given.robust_weights is None else load_weights(given.robust_weights),
         )
     command = {"command": shlex.join(["twoprong", *sys.argv[1:]])}
     defense.about |= {"data": images.name, "measured": defense.about.get("measured", {}) | command}
     defense.save(given.bundle, given.overwrite)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     _report(given.bundle, folder, bare, defense.about, given.as_json)
+
+
+def _assignments(given: FitArguments) -> list[str]:
+    """What --set, --mode and --balance say; the last two win."""
+    named = {"mode": given.mode and f'"{given.mode.value}"', "balance": given.balance}
+    return [*(given.assignments or ()), *(f"{name}={value}" for name, value in named.items() if value is not None)]
 
 
 def _say_finished(bundle: Path, as_json: bool) -> None:

@@ -4,7 +4,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from twoprong.bundle import read_detector, read_manifest
-from twoprong.card import classifier_name
+from twoprong.card import classifier_name, mode, training
 from twoprong.cli.arguments.inspect import InspectArguments
 from twoprong.cli.output import out, print_json
 from twoprong.errors import printable
@@ -20,13 +20,14 @@ def inspect(given: InspectArguments) -> None:
     config, about, image = manifest["config"], manifest["about"], manifest["preprocessing"]
     detector = config["detector"]
     facts = {
+        "mode": mode(manifest),
         "classifier": classifier_name(manifest),
         "images": f"{image['channels']} x {image['height']} x {image['width']}, values in [0, 1]",
         "classes": ", ".join(about.get("classes", [])) or "unnamed",
         "data": str(about.get("data", "unnamed")),
         "fitted": about.get("fitted", "unknown"),
         "splits": ", ".join(f"{name} {count:,}" for name, count in about.get("split_sizes", {}).items()),
-        "attack": f"mma, {config['attack']['norm']}, eps {config['attack']['eps']:.4g}",
+        "training": training(manifest),
         "false alarms": f"at most {detector['false_alarm_rate']:.1%}, with {detector['confidence']:.0%} confidence"
         if detector["threshold"] is None
         else "not calibrated: a constant threshold",

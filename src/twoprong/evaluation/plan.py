@@ -98,10 +98,12 @@ class Plan:
     def setting(self) -> Setting:
         extra = {"magnet": self.train, "against": self.against, "surrogate": self.surrogate}
         there = [name for name, given in extra.items() if given is not None]
-        flagged = self.defense.flagged.kind
+        flagged, passing = self.defense.flagged.kind, None
+        if self.defense.layered:
+            passing, there = self.defense.passing.kind, [self.defense.passing.kind, *there]
         subjects = ("defense", "bare", flagged, "reject", *there)
         large = max(self.data.images.shape[2:]) > 64
-        return Setting(self.eps, self.norm, subjects, self.batch_size, large, flagged)
+        return Setting(self.eps, self.norm, subjects, self.batch_size, large, flagged, passing)
 
     @property
     def checked(self) -> int:

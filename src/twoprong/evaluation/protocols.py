@@ -17,7 +17,16 @@ FACTORS = (0.125, 0.25, 0.5, 0.75, 1.5, 2.0)  # of the headline budget: 1, 2, 4,
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)  # of a batch's slots
 HIDING: dict[str, Any] = {"steps": 100, "penalties": (1.0, 10.0, 100.0)}  # in 40 steps few photographs get past the test
 SCORING = 15.0  # passes of an attacked batch before all subjects
-PASSES = {"route": 3.0, "evade": 1.6, "match": 3.0, "greedy": 3.0, "autoattack-rand": 2.0, "cw": 5.0}  # a step; else one
+PASSES = {
+    "route": 3.0,
+    "evade": 1.6,
+    "match": 3.0,
+    "gate": 12.0,
+    "greedy": 3.0,
+    "autoattack-rand": 2.0,
+    "cw": 5.0,
+}
+
 ANY_IMAGE = 1.0  # a budget (linf) that lets an attacker send whatever he likes
 
 
@@ -61,7 +70,7 @@ class Item:
         """A rough number of passes per image, scoring included, to estimate the time left."""
         settings = self.settings()
         runs = settings.get("restarts", 1) * len(settings.get("penalties", settings.get("weights", (1,))))
-        draws = 1 if self.key in ("evade", "match") else settings.get("draws", 1)  # theirs are for their last look
+        draws = 1 if self.key in ("evade", "match", "gate") else settings.get("draws", 1)  # theirs are for their last look
         return SCORING + settings.get("steps", 1) * runs * draws * PASSES.get(self.key, 1.0)
 
     @property
@@ -80,12 +89,14 @@ class Setting:
     batch_size: int = 100
     large: bool = False  # images above 64 pixels, for which the paper takes 20 steps
     flagged: str = "denoiser"  # the subject that is the flagged route alone, called after its kind
+    passing: str | None = None  # that of the passing route alone, where it is more than the classifier
 
 
 def protocol_items(protocol: str, setting: Setting) -> list[Item]:
     """The named protocol's attacks. Raises InputError for an unknown name."""
     check_choice("protocol", protocol, PROTOCOLS)
-    return [item for item in PROTOCOLS[protocol](setting) if item.target in setting.subjects]
+    items = [*PROTOCOLS[protocol](setting), *_layers(protocol, setting)]
+    return [item for item in items if item.target in setting.subjects]
 
 
 def left_out(protocol: str, setting: Setting) -> list[dict[str, str]]:
@@ -116,6 +127,32 @@ def _quick(setting: Setting) -> list[Item]:
         make("route on against", "adaptive", "route", "against", steps=20, draws=8),
         make("evade on against", "adaptive", "evade", "against", **HIDING),
     ]
+
+
+def _layers(protocol: str, setting: Setting) -> list[Item]:
+    """What knows of a passing route with more than one network in it; each route is also attacked by itself."""
+    if setting.passing is None:
+        return []
+    make, size = _Maker(setting), setting.batch_size
+    effort: dict[str, Any] = {"steps": 20, "targets": 3} if protocol == "quick" else {"steps": 50, "restarts": 2}
+    items = [
+        make("gate" + end, "adaptive", "gate", target, **effort)
+        for target, end in [("defense", ""), *((one, f" on the {one}") for one in (setting.passing, setting.flagged))]
+    ]
+    if protocol != "strong":
+        return items
+    few: dict[str, Any] = {"steps": 30, "targets": 4}
+    items += [make("autoattack on the " + one, "adaptive", "autoattack", one) for one in (setting.passing, setting.flagged)]
+    items += [make(f"gate on {slots} of {size}", "partial", "gate", share=slots / size, **few) for slots in _slots(setting)]
+    return items + [
+        make(f"gate at eps {eps:.4g}", "adaptive", "gate", eps=eps, curve="gate", **few)
+        for eps in (factor * setting.eps for factor in (*FACTORS[:4], 1.0, *FACTORS[4:]))
+    ]
+
+
+def _slots(setting: Setting) -> list[int]:
+    """How many slots of a batch are attacked; in a small batch some shares are the same."""
+    return sorted({max(1, round(share * setting.batch_size)) for share in SHARES})
 
 
 def _paper(setting: Setting) -> list[Item]:
@@ -164,7 +201,7 @@ def _strong(setting: Setting) -> list[Item]:
         make("transfer pgd", "transfer", "pgd", "surrogate", steps=100),
     ]
     size = setting.batch_size
-    for slots in sorted({max(1, round(share * size)) for share in SHARES}):  # in a small batch some are the same
+    for slots in _slots(setting):
         held: dict[str, Any] = {"share": slots / size}
         items += [
             make(f"evade on {slots} of {size}", "partial", "evade", **held, **HIDING),

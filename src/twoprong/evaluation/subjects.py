@@ -9,10 +9,11 @@ from torch import Tensor
 
 from twoprong.attacks.target import Plain, Target
 from twoprong.defense import Defense
-from twoprong.evaluation.baselines.parts import OneRoute, Rejecting
+from twoprong.evaluation.baselines.parts import Rejecting
 from twoprong.models.modes import evaluating
 from twoprong.results.scores import BatchScore
 from twoprong.seeds import generator
+from twoprong.whitebox import OneRoute
 
 DRAWS = 10  # noise draws that every attacked batch is scored on
 
@@ -33,6 +34,8 @@ def subjects_of(defense: Defense, magnet: Target | None = None, against: Defense
         defense.flagged.kind: Subject(OneRoute(defense, "flagged")),
         "reject": Subject(Rejecting(defense), 1),
     }
+    if defense.layered:
+        named[defense.passing.kind] = Subject(OneRoute(defense, "passing"))
     if magnet is not None:
         named["magnet"] = Subject(magnet, 1)
     if against is not None:

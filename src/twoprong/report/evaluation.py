@@ -35,6 +35,8 @@ ROWS = {"clean": "clean", "adversarial": "attacked", "difference": "difference Ã
 TARGETS = {
     "bare": "the bare classifier",
     "denoiser": "the denoiser on every batch",
+    "robust": "the robust network alone",
+    "gate": "the gate without the test",
     "reject": "refusing",
     "magnet": "MagNet",
     "against": "the other bundle",

@@ -26,8 +26,10 @@ def strips(defense: Defense, clean: Labelled, attacked: Mapping[str, Tensor], se
             "clean": good,
             "adversarial": bad,
             "difference": (0.5 + 10 * (bad - good)).clamp(0, 1),
-            "denoised": defense.restored(bad, "flagged", 1, generator(seed, "strips", device=bad.device)),
         }
+        restored = defense.restored(bad, "flagged", 1, generator(seed, "strips", device=bad.device))
+        if restored is not bad:
+            rows["denoised"] = restored
         says = {row: defense.classifier(x).argmax(1).tolist() for row, x in rows.items() if row != "difference"}
         for number, label in enumerate(clean.labels[: len(bad)].tolist()):
             found.append(

@@ -25,6 +25,8 @@ SUBJECTS = {
     "defense": "the defence",
     "bare": "undefended",
     "denoiser": "every batch denoised",
+    "robust": "the robust network alone",
+    "gate": "the gate without the test",
     "reject": "flagged batches refused",
     "magnet": "MagNet",
     "against": "the other bundle",

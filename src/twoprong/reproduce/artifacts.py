@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from twoprong.attacks import Attack
 from twoprong.attacks.base import REVISION, Model
-from twoprong.checkpoint import Checkpoint
 from twoprong.config import FitConfig
 from twoprong.data.splits import split
 from twoprong.data.tensors import ImageData, Labelled
@@ -29,7 +28,7 @@ from twoprong.progress import Progress, silent
 from twoprong.recipe import CHECKPOINTS, fit, train_named
 from twoprong.reproduce.tables import Scale, Spec
 from twoprong.results.part import Origin
-from twoprong.robust import train_robust
+from twoprong.robust.train import as_classifier, train_robust
 from twoprong.seeds import generator
 from twoprong.storage import fingerprint
 
@@ -192,19 +191,17 @@ class Artifacts:
                     name, self.data.train, classes, config, work, True, self.progress, self.precision
                 )
             else:
-                part = split(self.data.train, config.splits, config.seed).denoiser
-                checkpoint = Checkpoint(work / CHECKPOINTS / "classifier.safetensors", key, True)
+                parts, folder = split(self.data.train, config.splits, config.seed), work / CHECKPOINTS / "robust"
                 self._made[key] = train_robust(
-                    robust,
-                    name,
+                    as_classifier(robust, name, config.classifier, config.attack),
+                    parts.denoiser,
+                    parts.kernel,
                     classes,
-                    part,
-                    config.classifier,
-                    config.attack,
                     config.seed,
-                    checkpoint,
-                    self.progress,
-                    self.precision,
+                    folder=folder,
+                    resume=True,
+                    progress=self.progress,
+                    precision=self.precision,
                 )
         return self._made[key], work
 

@@ -71,6 +71,24 @@ def curve(margins: Margins, points: int = 40) -> list[Point]:
     return [operating_point(margins, tau) for tau in (0.0, *taus)]
 
 
+def choose_tau(lead: Tensor, right: Tensor, accurate_right: Tensor, balance: float) -> float:
+    """The smallest τ that gives back 1 - `balance` of the clean accuracy that R lacks beside A, on these images.
+
+    `balance` 1 gives 0, R alone. As the smallest, it is the most robust of those that do: robustness only falls with τ.
+    """
+    ordered, order = lead.double().cpu().sort()
+    right, accurate_right = (answers.double().cpu()[order] for answers in (right, accurate_right))
+    none = torch.zeros(1, dtype=torch.double)
+    clean = (
+        torch.cat([none, accurate_right.cumsum(0)]) + right.sum() - torch.cat([none, right.cumsum(0)])
+    )  # the first k to A
+    goal = balance * clean[0] + (1 - balance) * torch.maximum(clean[-1], clean[0])
+    between = (torch.cat([none, ordered]) + torch.cat([ordered, ordered[-1:] + 1e-6])) / 2
+    between[0] = 0.0
+    apart = torch.cat([none == 0, ordered[1:] > ordered[:-1], none == 0])  # no τ divides images with the same lead
+    return float(between[((clean >= goal - 1e-9) & apart).nonzero()[0, 0]])
+
+
 def lead(values: Tensor) -> Tensor:
     """First minus second, on (N, classes)."""
     top = values.topk(2, -1).values

@@ -1,43 +1,20 @@
-"""Settings of a robust training."""
+"""Settings of a robust training, complete, and how they change in its course."""
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
 
-from pydantic import Field
 from torch import nn
 
-from twoprong.config import AttackConfig, Count, Number, Positive, Settings, Share
+from twoprong.config import AttackConfig, RobustTraining
 from twoprong.errors import InputError
 from twoprong.robust.losses import AT, AWP, HAT, MART, TRADES, Method, Natural
 
-Part = Annotated[Number, Field(ge=0, le=1)]
 
-
-class RobustConfig(Settings):
-    """One network, trained with or without an attacker inside; defaults for a ResNet-18 on CIFAR-10 at 8/255.
-
-    SGD with Nesterov momentum; the rate rises during the first `warmup` of the training and falls to zero as a cosine. Up to
-    `early_until` of the training the attacker takes `early_steps`, later `attack.steps`; a step is 2.5·ε / steps. Weights
-    are perturbed (AWP) from `awp_from` on. `ema` is the decay of the weights' running average, which is what is kept.
-    """
+class RobustConfig(RobustTraining):
+    """The settings of a training with its model and its attacker, and what follows from them in its course."""
 
     model: str = "resnet18-silu"
-    method: Literal["natural", "at", "trades", "mart", "hat"] = "hat"
-    beta: Positive | None = None  # None: the method's own
-    gamma: Annotated[Number, Field(ge=0)] = 0.5  # weight of the helper examples (HAT)
-    awp: Annotated[Number, Field(ge=0)] = 5e-3  # 0: weights are not perturbed
-    awp_from: Part = 0.1
-    epochs: Count = 120
-    batch_size: Count = 256
-    lr: Positive = 0.2
-    weight_decay: Annotated[Number, Field(ge=0)] = 5e-4
-    warmup: Share = 0.1
-    ema: Share = 0.999
-    augment: Literal["none", "crop", "strong"] = "strong"
     attack: AttackConfig = AttackConfig()
-    early_steps: Count = 5
-    early_until: Part = 0.5
 
     def objective(self, helper: nn.Module | None, done: float) -> Method:
         """The method at a share `done` of the training. Raises InputError where HAT has no helper."""

@@ -1,63 +1,71 @@
-"""Adversarial training of a named classifier: the ordinary loop, with an attacker inside it."""
+"""A robust network from beginning to end, for fits and for the paper's tables."""
 
-from difflib import get_close_matches
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from twoprong.attacks.norms import NORMS
-from twoprong.checkpoint import Checkpoint
 from twoprong.config import AttackConfig, ClassifierConfig
 from twoprong.data.tensors import Labelled
-from twoprong.errors import InputError
-from twoprong.models.modes import evaluating
-from twoprong.models.precision import Precision
-from twoprong.models.train import train_classifier
+from twoprong.models.layout import channels_last
+from twoprong.models.precision import Precision, compiler_for
 from twoprong.progress import Progress, silent
-from twoprong.robust.losses import METHODS, Method
+from twoprong.robust.run import BEST, Mark, load_weights, train
+from twoprong.robust.settings import RobustConfig
+from twoprong.robust.trainer import Exam, Trainer
+from twoprong.storage import fingerprint
+
+MARKS = 20  # examinations in a training, besides those of its last tenth
 
 
 def train_robust(
-    method: str,
-    name: str,
+    config: RobustConfig,
+    learn: Labelled,
+    held_out: Labelled,
     classes: int,
-    data: Labelled,
-    config: ClassifierConfig,
-    attack: AttackConfig,
     seed: int,
-    checkpoint: Checkpoint | None = None,
+    helper: nn.Module | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
     progress: Progress = silent,
     precision: Precision = "fp32",
 ) -> nn.Module:
-    """The named classifier, adversarially trained by one of METHODS; in eval mode, frozen. A function of the arguments.
+    """The network of the epoch that does best on `held_out`, clean and under PGD-20; in eval mode, frozen.
 
-    Of `attack` the ball, the step and the number of steps are used. Raises InputError for an unknown method.
+    With `folder` its checkpoints go there, and `resume` continues a killed training to the same result.
     """
-    if method not in METHODS:
-        near = get_close_matches(method, METHODS, 1)
-        raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}{f' ({near[0]}?)' if near else ''}")
-    chosen = METHODS[method]
+    compiler = compiler_for(precision, learn.images)
+    trainer = Trainer(config, learn, classes, seed, helper, precision, compiler)
+    exam = Exam(trainer.average.model, held_out, config.attack, trainer.size, precision, compiler)
+    images = [learn.images, learn.labels, held_out.images, held_out.labels]
+    given = [] if helper is None else [helper]
+    key = fingerprint(*images, *given, config.model_dump(), seed, learn.images.device.type, precision)
 
-    def objective(model: nn.Module, batch: Labelled, draw: torch.Generator) -> Tensor:
-        adversarial = ascend(chosen, model, batch, attack, draw)
-        return chosen.backward(model, batch.images, adversarial, batch.labels)
+    def report(mark: Mark) -> None:
+        note = f"held out: {mark.clean:.1%} clean, {mark.robust:.1%} under PGD-20"
+        progress("robust network", mark.epoch, config.epochs, note)
 
-    return train_classifier(name, classes, data, config, seed, checkpoint, progress, objective, precision)
+    with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
+        train(trainer, exam, Path(place), key, resume, max(1, config.epochs // MARKS), report)
+        model = load_weights(Path(place) / BEST)
+    return channels_last(model.to(learn.images.device))
 
 
-def ascend(method: Method, model: nn.Module, batch: Labelled, attack: AttackConfig, draw: torch.Generator) -> Tensor:
-    """PGD from a random start on the method's inner loss: what the model is to withstand in this step.
-
-    In eval mode: the attacker meets batch norm with its running averages, as in deployment, and his many passes do not
-    enter these averages. The model's own pass, with the batch's statistics, is the method's.
-    """
-    ball, images = NORMS[attack.norm], batch.images
-    with evaluating(model):
-        with torch.no_grad():
-            clean = model(images)
-        x = ball.project(images + ball.random(images, attack.eps, draw), images, attack.eps)
-        for _ in range(attack.steps):
-            leaf = x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(method.inner(model(leaf), clean, batch.labels).sum(), leaf)
-            x = ball.project(x + attack.step * ball.direction(gradient), images, attack.eps)
-    return x.detach()
+def as_classifier(method: str, name: str, classifier: ClassifierConfig, attack: AttackConfig) -> RobustConfig:
+    """A named classifier trained by one of METHODS as long, and with the rates, that an ordinary training would take."""
+    loss, _, perturbed = method.partition("-")
+    return RobustConfig.model_validate(
+        {
+            "model": name,
+            "method": loss,
+            "awp": RobustConfig().awp if perturbed else 0.0,
+            "epochs": classifier.epochs,
+            "batch_size": classifier.batch_size,
+            "lr": classifier.lr,
+            "weight_decay": classifier.weight_decay,
+            "augment": "crop" if classifier.augment else "none",
+            "early_until": 0.0,
+            "attack": attack,
+        }
+    )

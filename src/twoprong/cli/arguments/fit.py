@@ -1,6 +1,7 @@
 """The arguments of `twoprong fit`."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,11 @@ from twoprong.cli.arguments.shared import (
 from twoprong.names import CLASSIFIERS
 
 
+class Mode(StrEnum):
+    paper = "paper"
+    hardened = "hardened"
+
+
 @dataclass(frozen=True, kw_only=True)
 class FitArguments:
     """Put the defence around a classifier and write it as a bundle.
@@ -33,6 +39,7 @@ class FitArguments:
     Without weights one of our classifiers is trained first, on images that reference and calibration are not taken from. For
     a classifier that was trained elsewhere, --held-out says which images it has not learned, and --classes what its outputs
     mean. A directory may have sub-directories train/, val/ and test/, each with one sub-directory per class.
+    With --mode hardened a robust network is trained beside the classifier, and --balance says how much it is trusted.
     """
 
     data: Annotated[str, typer.Option(help="digits, cifar10, or a directory with one sub-directory per class.")]
@@ -58,6 +65,27 @@ class FitArguments:
         False
     )
     preset: Preset = None
+    mode: Annotated[
+        Mode | None,
+        typer.Option(
+            help="paper: the published method, which does not hold against an attacker who knows it; hardened: a robust "
+            "network beside the classifier.",
+            show_default="paper, or settings",
+        ),
+    ] = None
+    balance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Of the hardened mode: 0 is all accuracy, 1 all robustness.",
+            show_default="the settings', 0.6",
+        ),
+    ] = None
+    robust_weights: Annotated[
+        Path | None,
+        typer.Option(help="A robust network trained before, as tools/train_robust.py writes it; else one is trained."),
+    ] = None
     config: Annotated[Path | None, typer.Option(help="Settings, a TOML file.")] = None
     assignments: Annotated[
         list[str] | None, typer.Option("--set", help="One setting, such as denoiser.epochs=30; may be repeated.")

@@ -1,0 +1,142 @@
+"""The hardened mode from fit to evaluation: the same Defense with other routes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import twoprong as tp
+from twoprong.card import model_card
+from twoprong.cli.arguments.fit import FitArguments
+from twoprong.cli.finished import is_finished
+from twoprong.data.splits import split
+from twoprong.errors import BundleError, ConfigError, InputError
+from twoprong.evaluation.protocols import Item
+from twoprong.manifest import check
+from twoprong.models.train import accuracy
+from twoprong.parts import describe
+from twoprong.robust.run import save_weights
+from twoprong.seeds import generator
+from twoprong.whitebox import OneRoute
+
+
+@pytest.fixture(scope="module")
+def config(small_config):
+    robust = {"epochs": 6, "batch_size": 64, "lr": 0.1, "ema": 0.95, "augment": "none", "early_steps": 3}
+    values = small_config.model_dump() | {"mode": "hardened", "balance": 0.5, "robust": robust}
+    return tp.FitConfig.model_validate(values | {"attack": {"eps": 0.2, "step": 0.05, "steps": 4}})
+
+
+@pytest.fixture(scope="module")
+def hardened(classifier, digits, config):
+    return tp.fit(classifier, digits.train, config=config)
+
+
+def test_both_routes_are_robust_and_the_classifier_is_not(hardened, digits, classifier):
+    part = digits.test[:60]
+    attack = tp.attacks.ATTACKS["gate"](eps=0.15, steps=20, targets=2)
+    left = {
+        role: attack(OneRoute(hardened, role), part.images, part.labels, generator(0, role)).accuracy
+        for role in ("passing", "flagged")
+    }
+    bare = attack(classifier, part.images, part.labels, generator(0, "bare")).accuracy
+    assert min(left.values()) > bare + 0.2
+    assert hardened.classifier is classifier
+    assert hardened.flagged.robust is hardened.passing.robust
+
+
+def test_balance_moves_the_threshold_and_the_clean_accuracy(hardened, classifier, digits, config):
+    held_out = split(digits.train, config.splits, config.seed).calibration
+    robust, found = hardened.flagged.robust, []
+    for balance in (1.0, 0.5, 0.0):
+        chosen = config.model_copy(update={"balance": balance})
+        one = tp.fit(classifier, digits.train, config=chosen, robust=robust, measure=False)
+        found.append((one.passing.tau, accuracy(lambda x, one=one: one.passing.logits(x)[0], held_out)))
+    assert found[0] == (0.0, accuracy(robust, held_out))
+    assert found[0][0] < found[1][0] == hardened.passing.tau < found[2][0]
+    assert found[0][1] < found[1][1] <= found[2][1]
+    assert found[2][1] >= accuracy(classifier, held_out)
+
+
+def test_a_bundle_keeps_it(hardened, digits, tmp_path):
+    hardened.save(tmp_path / "bundle")
+    loaded, images = tp.load(tmp_path / "bundle"), digits.test.images[:50]
+    assert sorted(file.name for file in (tmp_path / "bundle").glob("*.safetensors")) == [
+        "classifier.safetensors",
+        "detector.safetensors",
+        "robust.safetensors",
+    ]
+    assert loaded.passing.tau == hardened.passing.tau
+    for role in ("passing", "flagged"):
+        assert torch.equal(loaded.logits(images, role), hardened.logits(images, role))
+    card = (tmp_path / "bundle" / "README.md").read_text()
+    assert "Robust network: cnn" in card
+    assert "knows everything (200 images), robust network alone, gate: " in card
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts["passing"]["settings"].update(tau=-0.1), "tau"),
+        (lambda parts: parts["passing"]["settings"].clear(), "tau"),
+        (lambda parts: parts["flagged"]["networks"].clear(), "robust network"),
+    ],
+    ids=["negative", "missing", "no network"],
+)
+def test_a_manifest_that_makes_no_gate_is_refused(hardened, change, message):
+    manifest = describe(hardened.parts) | {"digest": "0" * 64, "files": {}}
+    check(manifest, "manifest.json")
+    change(manifest["parts"])
+    with pytest.raises(BundleError, match=message):
+        check(manifest, "manifest.json")
+
+
+def test_an_evaluation_shows_what_each_layer_adds(hardened, digits):
+    attack = tp.attacks.ATTACKS["gate"](eps=0.2, steps=5, targets=1)
+    items = [Item(f"gate on {target}", "adaptive", attack, target) for target in ("defense", "gate", "robust")]
+    found = tp.evaluate(hardened, digits.test[:60], batch_size=20, count=20, protocol=items)
+    results = found.results.model_dump(mode="json")
+    assert not [one for one in results["sanity"] if one["status"] == "failed"]
+    assert {"defense", "bare", "robust", "gate", "reject"} <= set(results["worst_case"])
+    assert not any("denoised" in picture["images"] for picture in results["pictures"])
+
+
+def test_the_fast_copy_for_attackers_is_the_same_defence(hardened, digits):
+    from twoprong.evaluation.accelerated import Accelerated
+
+    copy, batch = Accelerated(hardened, None), digits.test[:40]
+    labels = [one.logits(batch.images, "passing")[0].argmax(1) for one in (hardened, copy)]
+    assert (labels[0] == labels[1]).double().mean() > 0.9
+    past = [one.hurdles(batch.images, batch.labels)[0].past for one in (hardened, copy)]
+    torch.testing.assert_close(*past, atol=0.05, rtol=0)
+
+
+def test_a_classifier_that_is_not_ours_needs_the_name_of_an_architecture(classifier, digits, config):
+    with pytest.raises(InputError, match=r"robust\.model"):
+        tp.fit(nn.Sequential(classifier, nn.Identity()), digits.train, config=config, held_out="none")
+
+
+def test_a_balance_beyond_its_range_is_refused():
+    with pytest.raises(ConfigError, match="balance"):
+        tp.fit(None, None, config={"mode": "hardened", "balance": 1.5})
+
+
+def test_a_finished_fit_knows_its_robust_network(hardened, digits, config, tmp_path):
+    about = hardened.about | {"classes": list(digits.classes)}
+    tp.Defense(**vars(replace(hardened.parts, about=about))).save(tmp_path / "bundle")
+    given = FitArguments(data="digits", bundle=tmp_path / "bundle", classifier="cnn", resume=True)
+    assert is_finished(given, config, digits, None, "fp32")
+    save_weights(tmp_path / "same.safetensors", hardened.flagged.robust, {})
+    save_weights(tmp_path / "other.safetensors", hardened.classifier, {})
+    answers = [
+        is_finished(replace(given, robust_weights=tmp_path / f"{name}.safetensors"), config, digits, None, "fp32")
+        for name in ("same", "other")
+    ]
+    assert answers == [True, False]
+
+
+def test_a_card_of_the_papers_mode_names_its_noise(defense):
+    card = model_card(describe(defense.parts))
+    assert "Trained on the minimum-margin attack, linf eps 0.2; symmetric noise, sigma 0.1" in card
+    assert "the published one" in card

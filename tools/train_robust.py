@@ -63,9 +63,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--start", type=Path, help="weights that R begins with, instead of random ones")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
-    parser.add_argument(
-        "--record-all", action="store_true", help="record the whole step as CUDA graphs, not the attack alone"
-    )
     parser.add_argument("--limit", type=int, help="learn from so many images only, for a trial")
     parser.add_argument("--benchmark", action="store_true", help="only measure the seconds of a step")
     return parser.parse_args()
@@ -128,7 +125,7 @@ def made(
     precision = "bf16" if learn.images.is_cuda else "fp32"
     compiler = None if arguments.eager else compiler_for(precision, learn.images)
     start = load_weights(arguments.start) if arguments.start and helper is not None else None
-    trainer = Trainer(config, learn, 10, arguments.seed, helper, precision, compiler, start, arguments.record_all)
+    trainer = Trainer(config, learn, 10, arguments.seed, helper, precision, compiler, start)
     attack = None if config.method == "natural" else config.attack
     exam = Exam(trainer.average.model, held_out, attack, trainer.size, precision, compiler)
     return trainer, exam

@@ -12,8 +12,9 @@ from twoprong.data.digits import load_digits
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.models.dunet import DUNet
 from twoprong.models.features import Features
+from twoprong.models.zoo import build
 from twoprong.purify.loss import add_noise, denoiser_loss
-from twoprong.purify.train import train_denoiser
+from twoprong.purify.train import objective, train_denoiser
 from twoprong.seeds import generator, initialised
 
 
@@ -305,3 +306,18 @@ def test_batches_are_whole_and_a_batch_larger_than_the_data_is_all_of_it(count, 
     norms = [module for module in denoiser.modules() if isinstance(module, nn.BatchNorm2d)]
     assert {int(norm.num_batches_tracked) for norm in norms} == {steps * 2}  # in train mode, once a step
     assert not same(state(denoiser), state(initial(config)))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_what_a_compiler_can_follow_is_compiled(ours):
+    """Hooks listen to a classifier that is not ours. On a GPU its compiled loss had no gradients for the denoiser."""
+    setting = problem()
+    features = Features(build("cnn", 10, 1)) if ours else setting.features
+    asked = []
+
+    def compiler(step, **options):
+        asked.append(step)
+        return step
+
+    objective(DUNet(1, 0.125), features, setting.kernel, DenoiserConfig(), "fp32", compiler)
+    assert bool(asked) == ours

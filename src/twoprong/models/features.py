@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,10 +48,15 @@ class Features(nn.Module):
         """The layers that were asked for by name."""
         return (self.source,) if isinstance(self.source, str) else self.source if isinstance(self.source, tuple) else ()
 
+    @property
+    def handed_over(self) -> bool:
+        """Whether the classifier hands its features over. A compiler can follow that; it cannot follow hooks."""
+        return self.source is None and isinstance(self.classifier, Featured)
+
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Logits (N, classes) and features (N, d), never in half precision; gradients flow through both."""
-        if self.source is None and isinstance(self.classifier, Featured):
-            logits, features = self.classifier.both(images)
+        if self.handed_over:
+            logits, features = cast(Featured, self.classifier).both(images)
             return full(logits), full(features)
         if callable(self.source):
             return full(self.classifier(images)), full(self.source(images).flatten(1))

@@ -84,5 +84,6 @@ def objective(
         clean = Sample(pixels, deep)
         return denoiser_loss(denoised, clean, labels, features, kernel, config.alpha, config.estimator)
 
-    # As one graph: the launches of the loss alone would take a fifth of a step.
-    return loss_of if compiler is None else compiler(loss_of, mode="reduce-overhead")
+    # As one graph: the launches of the loss alone would take a fifth of a step. A classifier that is not ours is listened to
+    # by hooks, and a graph that breaks there has no gradients for the denoiser (seen with torch 2.11).
+    return compiler(loss_of, mode="reduce-overhead") if compiler is not None and features.handed_over else loss_of

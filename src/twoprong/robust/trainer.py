@@ -28,7 +28,7 @@ class Trainer:
     """One training, step by step. `average.model` is its result, `state` what a checkpoint has to hold beside `optimiser`.
 
     A function of the arguments up to the rounding of the device. `helper` is the accurate network that HAT needs; `start`
-    gives the weights to begin with. `record_all` records the training's own passes as CUDA graphs too, not just the attack.
+    gives the weights to begin with. With a compiler on a GPU the attack and the gradients are one CUDA graph each.
     """
 
     def __init__(
@@ -41,12 +41,10 @@ class Trainer:
         precision: Precision = "fp32",
         compiler: Compiler | None = None,
         start: nn.Module | None = None,
-        record_all: bool = False,
     ) -> None:
         self.config, self.data, self.precision = config, data, precision
         self.device = data.images.device
         self.recorded = compiler is not None and self.device.type == "cuda"
-        self.record_all = record_all and self.recorded
         self.size = min(config.batch_size, len(data))
         self.per_epoch = len(data) // self.size
         with initialised(seed, "robust"):
@@ -97,7 +95,7 @@ class Trainer:
         return loss
 
     def _gradients_of(self, method: Method) -> Gradients:
-        """The loss and its gradients as a function of a batch; on a GPU with `record_all` one launch, as the attack is."""
+        """The loss and its gradients as a function of a batch; one launch where it is recorded, as the attack is."""
         kind = isinstance(method, AWP)
         if kind not in self._gradients:
 
@@ -105,7 +103,7 @@ class Trainer:
                 with computing(self.precision, self.device):
                     return method.gradients(self.forward, images, attacked, labels)
 
-            self._gradients[kind] = Replayed(gradients) if self.record_all else gradients
+            self._gradients[kind] = Replayed(gradients) if self.recorded else gradients
         return self._gradients[kind]
 
     def _attack(self, settings: AttackConfig) -> InnerAttack:

@@ -8,7 +8,7 @@ from torch import nn
 
 from twoprong.config import FitConfig, parse_config
 from twoprong.data.digits import load_digits
-from twoprong.data.tensors import ImageData
+from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
 from twoprong.recipe import fit, train_named
 
@@ -19,6 +19,25 @@ SMALL = {
     "denoiser": {"width": 0.1, "epochs": 4, "batch_size": 100, "sigma": 0.1},
     "classifier": {"epochs": 8, "batch_size": 64, "augment": False},
 }
+
+TINY = {
+    "splits": {"kernel": 60, "reference": 50, "calibration": 60},
+    "attack": {"eps": 0.2, "step": 0.1, "steps": 2, "targets": 1},
+    "kernel": {"epochs": 3},
+    "detector": {"max_batch_size": 20, "permutations": 10},
+    "denoiser": {"width": 0.1, "epochs": 4, "batch_size": 100, "sigma": 0.1},
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> FitConfig:
+    """For `few` images, a fit in a second: enough where only the steps matter, not how good the defence is."""
+    return parse_config(TINY)
+
+
+@pytest.fixture(scope="session")
+def few(digits: ImageData) -> Labelled:
+    return digits.train[:400]
 
 
 @pytest.fixture(scope="session")

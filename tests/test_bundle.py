@@ -264,10 +264,10 @@ class Foreign(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def foreign(classifier, digits, small_config, tmp_path_factory):
+def foreign(classifier, few, tiny_config, tmp_path_factory):
     model = Foreign(classifier)
     path = tmp_path_factory.mktemp("foreign") / "bundle"
-    tp.fit(model, digits.train, config=small_config).save(path)
+    tp.fit(model, few, config=tiny_config).save(path)
     return model, path
 
 
@@ -304,12 +304,12 @@ def test_features_of_several_layers_come_back(defense, digits, tmp_path):
     assert loaded(digits.test.images[:20]).statistic == saved(digits.test.images[:20]).statistic
 
 
-def test_features_from_a_callable_must_be_given_again(classifier, digits, small_config, tmp_path):
+def test_features_from_a_callable_must_be_given_again(classifier, digits, few, tiny_config, tmp_path):
     def pixels(images):
         return images.flatten(1)
 
     path = tmp_path / "bundle"
-    saved = tp.fit(classifier, digits.train, config=small_config, features=pixels)
+    saved = tp.fit(classifier, few, config=tiny_config, features=pixels)
     saved.save(path)
     with pytest.raises(BundleError, match="features="):
         tp.load(path)

@@ -230,6 +230,7 @@ def bad(images, index, value):
         (lambda images: images[0], r"expected a batch .*got shape \(1, 8, 8\)"),
         (lambda images: "cat.png", "item 0 to be one image .* got str"),
         (lambda images: 7, "expected images, a Dataset with a length, a DataLoader or batches of images, got int"),
+        (lambda images: {"image": images}, "expected images, a Dataset with a length, .* got dict"),
         (lambda images: ({"image": part} for part in images.split(10)), "got dict"),
     ],
 )

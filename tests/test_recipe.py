@@ -10,47 +10,54 @@ from twoprong.errors import InputError
 from twoprong.storage import fingerprint
 
 
+@pytest.fixture(scope="module")
+def fitted(classifier, few, tiny_config):
+    return tp.fit(classifier, few, config=tiny_config)
+
+
 def same(a: tp.Defense, b: tp.Defense) -> bool:
     one, two = a.state_dict(), b.state_dict()
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_same_seed_gives_the_same_defence_and_another_seed_another(classifier, digits, small_config, defense):
+def test_the_same_seed_gives_the_same_defence_and_another_seed_another(classifier, few, tiny_config, fitted):
     torch.manual_seed(5)  # the global stream has no say
-    again = tp.fit(classifier, digits.train, config=small_config)
-    assert same(again, defense)
-    other = tp.fit(classifier, digits.train, config=small_config.model_copy(update={"seed": 1}))
-    assert not same(other, defense)
+    again = tp.fit(classifier, few, config=tiny_config)
+    assert same(again, fitted)
+    other = tp.fit(classifier, few, config=tiny_config.model_copy(update={"seed": 1}))
+    assert not same(other, fitted)
 
 
-def test_tensors_a_dataset_and_a_loader_give_the_same_defence(classifier, digits, small_config, defense):
-    images, labels = digits.train.images, digits.train.labels
+def test_tensors_a_dataset_and_a_loader_give_the_same_defence(classifier, few, tiny_config, fitted):
+    images, labels = few.images, few.labels
     dataset = TensorDataset(images, labels)
-    assert same(tp.fit(classifier, images, labels, small_config), defense)
-    assert same(tp.fit(classifier, dataset, config=small_config), defense)
-    assert same(tp.fit(classifier, DataLoader(dataset, batch_size=64), config=small_config), defense)
+    assert same(tp.fit(classifier, images, labels, tiny_config), fitted)
+    assert same(tp.fit(classifier, dataset, config=tiny_config), fitted)
+    assert same(tp.fit(classifier, DataLoader(dataset, batch_size=64), config=tiny_config), fitted)
 
 
-def test_the_classifier_comes_back_with_its_own_weights_in_eval_mode(classifier, digits, small_config):
+def test_the_classifier_comes_back_with_its_own_weights_in_eval_mode(classifier, few, tiny_config):
     model = nn.Sequential(classifier, nn.Identity()).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    tp.fit(model, digits.train, config=small_config)
+    tp.fit(model, few, config=tiny_config)
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_each_part_of_the_images_is_used_for_what_it_is_called(defense, digits, small_config):
-    parts = split(digits.train, small_config.splits, small_config.seed)
-    assert torch.equal(defense.reference_images(), parts.reference.images)
-    assert torch.equal(defense.detector.calibrated_on, image_digests(parts.calibration.images))
+def test_each_part_of_the_images_is_used_for_what_it_is_called(fitted, few, tiny_config):
+    parts = split(few, tiny_config.splits, tiny_config.seed)
+    assert torch.equal(fitted.reference_images(), parts.reference.images)
+    assert torch.equal(fitted.detector.calibrated_on, image_digests(parts.calibration.images))
 
 
-def test_held_out_images_become_reference_and_calibration(classifier, digits, small_config):
-    fitted = tp.fit(classifier, digits.train, config=small_config, held_out=digits.test)
+def test_held_out_images_become_reference_and_calibration(classifier, digits, few, tiny_config):
+    unlimited = {"reference": 200, "calibration": 400}
+    settings = tiny_config.model_copy(update={"splits": tiny_config.splits.model_copy(update=unlimited)})
+    found = tp.fit(classifier, few, config=settings, held_out=digits.test)
     unseen = {image.numpy().tobytes() for image in digits.test.images}
-    assert all(image.numpy().tobytes() in unseen for image in fitted.detector.reference_pixels)
-    assert fitted.about["split_sizes"]["reference"] + fitted.about["split_sizes"]["calibration"] == len(digits.test)
+    assert all(image.numpy().tobytes() in unseen for image in found.detector.reference_pixels)
+    assert found.about["split_sizes"]["reference"] + found.about["split_sizes"]["calibration"] == len(digits.test)
 
 
 def guided_by(config, guide, **kernel):
@@ -62,42 +69,43 @@ def guided_by(config, guide, **kernel):
 
 
 def test_the_denoiser_is_guided_by_the_kernel_as_it_starts_or_by_the_detectors(classifier, digits, small_config):
-    learned = [tp.fit(classifier, digits.train, config=guided_by(small_config, guide)) for guide in ("median", "detector")]
+    def fitted(guide, **kernel):
+        return tp.fit(classifier, digits.train, config=guided_by(small_config, guide, **kernel), measure=False)
+
+    learned = [fitted("median"), fitted("detector")]
     assert fingerprint(learned[0].detector) == fingerprint(learned[1].detector)
     assert fingerprint(learned[0].flagged.denoiser) != fingerprint(learned[1].flagged.denoiser)
-    unlearned = tp.fit(classifier, digits.train, config=guided_by(small_config, "detector", epochs=0, projections=(0,)))
+    unlearned = fitted("detector", epochs=0, projections=(0,))
     assert fingerprint(unlearned.flagged.denoiser) == fingerprint(learned[0].flagged.denoiser)
 
 
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_a_run_stopped_in_the_denoiser_resumes_to_the_same_defence(
-    classifier, digits, small_config, defense, tmp_path, epoch
-):
+def test_a_run_stopped_in_the_denoiser_resumes_to_the_same_defence(classifier, few, tiny_config, fitted, tmp_path, epoch):
     def stop(stage, done, total, note=""):
         if stage == "denoiser" and done == epoch:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tp.fit(classifier, digits.train, config=small_config, work=tmp_path, progress=stop)
+        tp.fit(classifier, few, config=tiny_config, work=tmp_path, progress=stop)
     seen = []
     resumed = tp.fit(
         classifier,
-        digits.train,
-        config=small_config,
+        few,
+        config=tiny_config,
         work=tmp_path,
         resume=True,
         progress=lambda stage, done, *_: seen.append((stage, done)),
     )
     assert ("denoiser", epoch) not in seen
     assert ("denoiser", epoch + 1) in seen
-    assert same(resumed, defense)
+    assert same(resumed, fitted)
 
 
-def test_a_checkpoint_of_other_settings_is_not_resumed(classifier, digits, small_config, tmp_path):
-    tp.fit(classifier, digits.train, config=small_config, work=tmp_path)
-    other = small_config.model_copy(update={"denoiser": small_config.denoiser.model_copy(update={"alpha": 0.5})})
-    resumed = tp.fit(classifier, digits.train, config=other, work=tmp_path, resume=True)
-    assert same(resumed, tp.fit(classifier, digits.train, config=other))
+def test_a_checkpoint_of_other_settings_is_not_resumed(classifier, few, tiny_config, tmp_path):
+    tp.fit(classifier, few, config=tiny_config, work=tmp_path)
+    other = tiny_config.model_copy(update={"denoiser": tiny_config.denoiser.model_copy(update={"alpha": 0.5})})
+    resumed = tp.fit(classifier, few, config=other, work=tmp_path, resume=True)
+    assert same(resumed, tp.fit(classifier, few, config=other))
 
 
 class TooFewClasses(nn.Module):
@@ -137,14 +145,14 @@ def test_bad_images_and_labels_are_refused(classifier, digits):
         tp.fit(classifier, images, labels, features="nowhere")
 
 
-def test_names_of_classes_are_kept_and_counted(classifier, digits, small_config, defense):
-    named = tp.fit(classifier, digits.train, config=small_config, classes=digits.classes, test=digits.test)
+def test_names_of_classes_are_kept_and_counted(classifier, digits, few, tiny_config, fitted):
+    named = tp.fit(classifier, few, config=tiny_config, classes=digits.classes, test=digits.test)
     assert named.about["classes"] == list("0123456789")
     assert named.about["measured_values"]["images"] == f"{len(digits.test)} test images"
-    assert "which the thresholds were set on" in defense.about["measured"]["measured on"]
-    assert same(named, defense)  # to measure changes nothing
+    assert "which the thresholds were set on" in fitted.about["measured"]["measured on"]
+    assert same(named, fitted)  # to measure changes nothing
     with pytest.raises(InputError, match="expected 10 different names"):
-        tp.fit(classifier, digits.train, config=small_config, classes=["cat", "dog"])
+        tp.fit(classifier, few, config=tiny_config, classes=["cat", "dog"])
 
 
 def test_labels_in_another_order_are_refused_before_the_work(classifier, digits, small_config):

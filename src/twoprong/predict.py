@@ -5,7 +5,7 @@
 
 import builtins
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -189,7 +189,7 @@ def pieces(source: Any, size: int) -> Iterator[Any]:
     elif isinstance(source, DataLoader) or (isinstance(source, Iterable) and not hasattr(source, "__len__")):
         single, items = _peeked(iter(source))
         yield from _grouped(items, size) if single else map(_batch_images, items)
-    elif hasattr(source, "__getitem__") and hasattr(source, "__len__"):
+    elif hasattr(source, "__getitem__") and hasattr(source, "__len__") and not isinstance(source, Mapping):
         yield from _grouped((source[index] for index in range(len(source))), size)
     else:
         kind = type(source).__name__

@@ -1,8 +1,10 @@
 """The command as a user runs it: a real process, its exit code, its two streams."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import numpy as np
 import pytest
@@ -12,17 +14,20 @@ from safetensors.torch import save_file
 from torch import nn
 
 import twoprong as tp
+from twoprong.__main__ import main
 from twoprong.manifest import FORMAT
 from twoprong.seeds import generator
 
 FAST = """
 [attack]
 eps = 0.2
-step = 0.05
+step = 0.1
+steps = 2
 [kernel]
 epochs = 5
 [detector]
 permutations = 50
+max_batch_size = 100
 [denoiser]
 width = 0.1
 epochs = 1
@@ -39,6 +44,17 @@ DIGITS = ("fit", "--data", "digits", "--classifier", "cnn", "--out", "bundle")
 def twoprong(*arguments, cwd=None):
     command = [sys.executable, "-m", "twoprong", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+
+
+def inside(*arguments, cwd=None):
+    """The same in this process, where torch is loaded already: for what ends after a moment."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["twoprong", *map(str, arguments)])
+        patch.chdir(cwd or ".")
+        with pytest.raises(SystemExit) as ended:
+            main()
+    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
 
 
 def refused(run) -> str:
@@ -93,7 +109,7 @@ def test_fit_writes_a_bundle_and_a_summary_for_machines(fitted):
 def test_fit_does_not_touch_a_bundle_that_is_there(fitted):
     folder, _ = fitted
     before = (folder / "bundle" / "manifest.json").read_bytes()
-    message = refused(twoprong(*DIGITS, cwd=folder))
+    message = refused(inside(*DIGITS, cwd=folder))
     assert "bundle: exists already" in message
     assert (folder / "bundle" / "manifest.json").read_bytes() == before
 
@@ -102,27 +118,27 @@ def test_a_fit_that_was_killed_after_it_wrote_its_bundle_is_finished(fitted):
     folder, _ = fitted
     (folder / "bundle.work" / "checkpoints").mkdir()
     before = (folder / "bundle" / "manifest.json").read_bytes()
-    run = twoprong(*DIGITS, "--config", "fast.toml", "--resume", cwd=folder)
+    run = inside(*DIGITS, "--config", "fast.toml", "--resume", cwd=folder)
     assert run.returncode == 0, run.stderr
     assert "bundle: finished already" in run.stdout
     assert not (folder / "bundle.work" / "checkpoints").exists()
-    assert "bundle: exists already" in refused(twoprong(*DIGITS, "--resume", cwd=folder))  # other settings
+    assert "bundle: exists already" in refused(inside(*DIGITS, "--resume", cwd=folder))  # other settings
     assert (folder / "bundle" / "manifest.json").read_bytes() == before
 
 
 def test_inspect_shows_and_prints_the_manifest(fitted):
     folder, _ = fitted
-    shown = twoprong("inspect", "bundle", cwd=folder)
+    shown = inside("inspect", "bundle", cwd=folder)
     assert shown.returncode == 0
     assert "all files verified" in shown.stdout
-    assert json.loads(twoprong("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == FORMAT
+    assert json.loads(inside("inspect", "bundle", "--json", cwd=folder).stdout)["format"] == FORMAT
 
 
 def test_inspect_of_a_damaged_bundle_is_one_line_that_names_the_file(fitted, tmp_path):
     tp.load(fitted[0] / "bundle").save(tmp_path / "damaged")
     file = tmp_path / "damaged" / "detector.safetensors"
     file.write_bytes(file.read_bytes() + b"x")
-    message = refused(twoprong("inspect", tmp_path / "damaged"))
+    message = refused(inside("inspect", tmp_path / "damaged"))
     assert "detector.safetensors: damaged" in message
     assert len(message.strip().splitlines()) == 1
 
@@ -145,14 +161,14 @@ def test_inspect_of_a_damaged_bundle_is_one_line_that_names_the_file(fitted, tmp
 def test_mistakes_get_exit_code_2_and_a_way_out(tmp_path, arguments, message):
     given = {"--data": "digits", "--classifier": "cnn", "--out": "bundle"}
     rest = [part for name, value in given.items() if name not in arguments for part in (name, value)]
-    assert message in refused(twoprong("fit", *arguments, *rest, cwd=tmp_path))
+    assert message in refused(inside("fit", *arguments, *rest, cwd=tmp_path))
     assert not (tmp_path / "bundle").exists()
 
 
 def test_cuda_that_is_not_there_is_said(tmp_path):
     if torch.cuda.is_available():
         pytest.fail("this test needs a machine without CUDA; CI has none")
-    assert "no CUDA device" in refused(twoprong(*DIGITS, "--device", "cuda", cwd=tmp_path))
+    assert "no CUDA device" in refused(inside(*DIGITS, "--device", "cuda", cwd=tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +190,7 @@ def test_fit_on_a_folder_names_and_skips_an_unreadable_image(folder_data, tmp_pa
     (tmp_path / "fast.toml").write_text(FAST)
     arguments = ("fit", "--data", folder_data, "--classifier", "cnn", "--config", "fast.toml", "--out", "bundle")
     arguments += ("--set", "classifier.epochs=12")
-    assert "broken.png" in refused(twoprong(*arguments, "--strict", cwd=tmp_path))
+    assert "broken.png" in refused(inside(*arguments, "--strict", cwd=tmp_path))
     run = twoprong(*arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "broken.png" in run.stderr.replace("\n", "")
@@ -228,7 +244,7 @@ def test_attack_writes_images_outcomes_and_pictures(fitted, digits):
     folder, _ = fitted
     arguments = ("--data", "digits", "--attack", "pgd", "--eps", "1/5", "--set", "steps=5", "--images", "50")
     files = ("--batch-size", "20", "--out", "a.npz", "--pictures", "strips", "--json")
-    run = twoprong("attack", "bundle", *arguments, *files, cwd=folder)
+    run = inside("attack", "bundle", *arguments, *files, cwd=folder)
     assert run.returncode == 0, run.stderr
     summary = json.loads(run.stdout)
     with np.load(folder / "a.npz") as file:
@@ -242,7 +258,7 @@ def test_attack_writes_images_outcomes_and_pictures(fitted, digits):
     assert stored["batch"].tolist() == [0] * 20 + [1] * 20 + [2] * 10
     assert sorted(file.name for file in (folder / "strips").iterdir()) == ["0000.png", "0001.png", "0002.png"]
     assert Image.open(folder / "strips" / "0000.png").size == (10 * 64, 3 * 64)
-    bare = json.loads(twoprong("attack", "bundle", *arguments, "--bare", "--json", cwd=folder).stdout)
+    bare = json.loads(inside("attack", "bundle", *arguments, "--bare", "--json", cwd=folder).stdout)
     defense = tp.load(folder / "bundle")
     result = tp.attacks.ATTACKS["pgd"](eps=0.2, steps=5)(
         defense.classifier, digits.test.images[:50], digits.test.labels[:50], generator(0, "attack", 0)
@@ -254,7 +270,7 @@ def test_attack_writes_images_outcomes_and_pictures(fitted, digits):
 def test_attack_on_some_slots_reports_what_became_of_them(fitted):
     folder, _ = fitted
     arguments = ("--data", "digits", "--attack", "fgsm", "--images", "40", "--slots", "10%", "--json")
-    summary = json.loads(twoprong("attack", "bundle", *arguments, cwd=folder).stdout)
+    summary = json.loads(inside("attack", "bundle", *arguments, cwd=folder).stdout)
     assert summary["eps"] == tp.load(folder / "bundle").config.attack.eps  # the budget that it was fitted for
     assert summary["slots_attacked"] == summary["images_changed"] == 4
     whole = (4 * summary["accuracy_on_slots"] + 36 * summary["accuracy_on_others"]) / 40
@@ -262,7 +278,7 @@ def test_attack_on_some_slots_reports_what_became_of_them(fitted):
 
 
 def test_the_packaged_bundle_works_by_its_name_alone(tmp_path):
-    shown = twoprong("inspect", "cifar10-small", cwd=tmp_path)
+    shown = inside("inspect", "cifar10-small", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "all files verified" in shown.stdout
     attack = ("--attack", "fgsm", "--images", "20", "--batch-size", "20", "--json")
@@ -273,13 +289,13 @@ def test_the_packaged_bundle_works_by_its_name_alone(tmp_path):
 
 
 def test_images_must_be_named_for_any_other_bundle(fitted):
-    assert "--data: expected digits, cifar10" in refused(twoprong("evaluate", "bundle", cwd=fitted[0]))
+    assert "--data: expected digits, cifar10" in refused(inside("evaluate", "bundle", cwd=fitted[0]))
 
 
 def test_a_work_directory_with_other_peoples_files_keeps_them(tmp_path):
     (tmp_path / "fast.toml").write_text(FAST)
     (tmp_path / "precious.safetensors").write_bytes(b"years of work")
-    run = twoprong(*DIGITS, "--config", "fast.toml", "--work", ".", cwd=tmp_path)
+    run = inside(*DIGITS, "--config", "fast.toml", "--work", ".", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert (tmp_path / "precious.safetensors").read_bytes() == b"years of work"
 
@@ -306,4 +322,4 @@ def test_a_work_directory_with_other_peoples_files_keeps_them(tmp_path):
     ],
 )
 def test_mistakes_about_attacks_are_said(fitted, arguments, message):
-    assert message in refused(twoprong("attack", *arguments, "--data", "digits", cwd=fitted[0]))
+    assert message in refused(inside("attack", *arguments, "--data", "digits", cwd=fitted[0]))

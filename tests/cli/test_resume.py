@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 SETTINGS = (
-    "attack.eps=0.2", "attack.step=0.05", "attack.batch_size=100", "kernel.epochs=20", "detector.permutations=50",
+    "attack.eps=0.2", "attack.step=0.1", "attack.steps=2", "attack.batch_size=100", "kernel.epochs=20",
+    "detector.permutations=50", "detector.max_batch_size=20",
     "denoiser.width=0.1", "denoiser.epochs=5", "denoiser.batch_size=100", "denoiser.sigma=0.1", "classifier.epochs=5",
 )  # fmt: skip
 TENSORS = ("classifier.safetensors", "detector.safetensors", "denoiser.safetensors")

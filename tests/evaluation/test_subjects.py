@@ -36,6 +36,14 @@ def test_the_rejecting_one_refuses_what_the_defence_flags(defense, batches):
     assert isinstance(Rejecting(defense).decide(clean).adversarial, bool)
 
 
+def test_the_rejecting_one_counts_copies_once(defense, batches):
+    clean, _, _ = batches
+    found, expected = Rejecting(defense).decide(clean[:30].repeat(2, 1, 1, 1)), defense(clean[:30])
+    assert found.threshold == expected.threshold != defense.threshold(60)
+    assert found.statistic == pytest.approx(expected.statistic)
+    assert found.rejected.tolist() == [expected.adversarial] * 60
+
+
 def test_noise_is_drawn_anew_and_counted(defense, batches):
     _, attacked, labels = batches
     found = judge(subjects_of(defense)["defense"], attacked, labels, generator(0, "x"))

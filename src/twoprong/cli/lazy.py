@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from twoprong.cli.output import err
+from twoprong.interrupts import CODE, begin, loading
 
 
 def command(name: str, arguments: type[Any]) -> Callable[..., None]:
@@ -18,12 +19,15 @@ def command(name: str, arguments: type[Any]) -> Callable[..., None]:
 
     def call(**given: Any) -> None:
         try:
-            getattr(import_module(f"twoprong.cli.{name}"), name)(arguments(**given))
+            with loading():
+                work = getattr(import_module(f"twoprong.cli.{name}"), name)
+            begin()
+            work(arguments(**given))
         except KeyboardInterrupt:  # typer would end without a word
             again = shlex.join(["twoprong", *sys.argv[1:], *(["--resume"] if "--resume" not in sys.argv else [])])
             said = f"continue with: {again}" if hasattr(arguments, "resume") else "nothing was kept"
             err.print(f"interrupted; {said}", highlight=False, markup=False, soft_wrap=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(CODE) from None
 
     call.__name__, call.__doc__ = name, arguments.__doc__
     call.__annotations__ = {field.name: field.type for field in fields(arguments)}

@@ -1,5 +1,6 @@
 """Trained weights from a file that others wrote: safetensors, or a .pt that holds plain tensors and nothing else."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ def _torch_file(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise DataError(f"{file}: no such file")
     try:
-        content: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises far more than it documents for files that it refuses or cannot parse
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{file}: holds more than plain tensors, or is damaged ({first[:120]}); {CONVERT}") from error
+        with warnings.catch_warnings(action="ignore"):  # what torch has to say of old files is not for our users
+            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises far more than it documents, in colours, and advises to run what is refused
+        raise DataError(f"{file}: holds more than plain tensors, or is damaged; {CONVERT}") from error
     for key in INSIDE:
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from twoprong.attacks.target import Role
 from twoprong.defense import Defense
+from twoprong.detect.kernel import Sample
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,7 @@ class Rejecting(nn.Module):
 
     @torch.no_grad()
     def decide(self, images: Tensor, generator: torch.Generator | None = None) -> Refusal:
-        statistic = self.statistic(images).item()
-        flagged = self.defense.detector.flags(statistic, len(images))
-        rejected = torch.full((len(images),), flagged, device=images.device)
+        verdict = self.defense.detector(Sample(images, self.defense.embed(images)))
+        rejected = torch.full((len(images),), verdict.adversarial, device=images.device)
         logits = self.logits(images, None, 1, generator)[0]
-        return Refusal(logits, rejected, flagged, statistic, self.threshold(len(images)))
+        return Refusal(logits, rejected, verdict.adversarial, verdict.statistic, verdict.threshold)

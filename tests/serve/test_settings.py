@@ -1,8 +1,13 @@
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
+from twoprong.config import parse_settings
 from twoprong.errors import ConfigError
 from twoprong.serve.service import _fitted
-from twoprong.serve.settings import BatchSettings, ServeSettings, load_settings
+from twoprong.serve.settings import BatchSettings, KeySettings, ServeSettings, load_settings
 
 
 def test_a_file_with_mistakes_names_all_of_them(tmp_path):
@@ -31,3 +36,14 @@ def test_batches_are_kept_inside_what_the_bundle_can_test():
     assert _fitted(BatchSettings(), (3, 60)).least == 3
     with pytest.raises(ConfigError, match=r"batch.max_batch: expected 3 to 60, as the bundle can test, got 100"):
         _fitted(BatchSettings(max_batch=100), (3, 60))
+
+
+def test_the_documented_settings_are_the_defaults():
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    values = tomllib.loads(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1])
+    documented = parse_settings(ServeSettings, values, "docs")
+    assert documented.model_copy(update={"keys": {}}) == ServeSettings()
+    assert documented.keys["alice"] == KeySettings(sha256=documented.keys["alice"].sha256)
+    for section in ("batch", "limits"):
+        assert {*values[section]} == {*type(getattr(documented, section)).model_fields}
+    assert {*values} == {*ServeSettings.model_fields}

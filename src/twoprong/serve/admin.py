@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from twoprong.serve.pages import page
 from twoprong.serve.service import Service
 
 
@@ -16,6 +17,10 @@ def make_admin(service: Service) -> FastAPI:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/dashboard")
+    async def dashboard() -> Response:
+        return page("dashboard")
 
     @app.get("/healthz")
     async def healthz() -> Response:

@@ -18,6 +18,7 @@ from twoprong.serve.batcher import Slots
 from twoprong.serve.documented import CLASSIFY, INFER
 from twoprong.serve.http import Requests, announced, guarded, problem_response, read_body, while_connected
 from twoprong.serve.images import decode, digest
+from twoprong.serve.pages import page
 from twoprong.serve.problems import Problem
 from twoprong.serve.service import Service
 
@@ -47,6 +48,8 @@ def make_app(service: Service, version: str) -> FastAPI:
         route("GET", path, answers.metadata)
         route("GET", f"{path}/ready", answers.ready)
         route("POST", f"{path}/infer", answers.infer, openapi_extra=INFER)
+    if service.settings.page:
+        app.add_api_route("/", lambda: page("index"), include_in_schema=False)
     return app
 
 

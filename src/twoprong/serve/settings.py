@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from twoprong.config import Count, NotNegative, Positive, Settings, parse_settings
+from twoprong.config import Count, Flag, NotNegative, Positive, Settings, parse_settings
 from twoprong.errors import ConfigError
 
 ANONYMOUS = "anonymous"  # the key of everybody where no keys are set
@@ -66,6 +66,7 @@ class ServeSettings(Settings):
     limits: LimitSettings = LimitSettings()
     keys: dict[str, KeySettings] = Field(default_factory=dict)
     on_small_batch: Literal["denoise", "classify"] = "denoise"
+    page: Flag = True  # for people, at /
     threads: Annotated[int, Field(ge=0, strict=True)] = 0  # of torch in the worker; 0 leaves it to torch
 
     @model_validator(mode="after")

@@ -142,7 +142,7 @@ def _layers(protocol: str, setting: Setting) -> list[Item]:
     if protocol != "strong":
         return items
     few: dict[str, Any] = {"steps": 30, "targets": 4}
-    items += [make("autoattack on the " + one, "adaptive", "autoattack", one) for one in (setting.passing, setting.flagged)]
+    items.append(make(f"autoattack on the {setting.flagged}", "adaptive", "autoattack", setting.flagged))
     items += [make(f"gate on {slots} of {size}", "partial", "gate", share=slots / size, **few) for slots in _slots(setting)]
     return items + [
         make(f"gate at eps {eps:.4g}", "adaptive", "gate", eps=eps, curve="gate", **few)

@@ -10,6 +10,7 @@ import twoprong as tp
 from twoprong.card import model_card
 from twoprong.cli.arguments.fit import FitArguments
 from twoprong.cli.finished import is_finished
+from twoprong.cli.fit import fit as fit_command
 from twoprong.data.splits import split
 from twoprong.errors import BundleError, ConfigError, InputError
 from twoprong.evaluation.protocols import Item
@@ -134,6 +135,13 @@ def test_a_finished_fit_knows_its_robust_network(hardened, digits, config, tmp_p
         for name in ("same", "other")
     ]
     assert answers == [True, False]
+
+
+def test_weights_of_a_robust_network_belong_to_the_hardened_mode(tmp_path):
+    given = FitArguments(data="digits", bundle=tmp_path / "b", classifier="cnn", robust_weights=tmp_path / "r", balance=0.3)
+    with pytest.raises(InputError, match="--mode hardened"):
+        fit_command(given)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_card_of_the_papers_mode_names_its_noise(defense):

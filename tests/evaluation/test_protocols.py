@@ -80,6 +80,8 @@ def test_a_passing_route_of_several_networks_is_attacked_by_what_knows_it():
     assert {item.share for item in found.values() if item.key == "gate" and item.threat == "partial"} == set(SHARES)
     assert "gate" in {item.name for item in items("quick", **layers)}
     assert not any(item.key == "gate" for item in items("strong"))
+    assert not any(item.key == "gate" for item in items("paper", **layers))
+    assert [item.target for item in items("strong", layered_against=True) if item.key == "gate"] == ["against"]
 
 
 def test_an_unknown_protocol_is_refused():

@@ -102,8 +102,9 @@ class Plan:
         if self.defense.layered:
             passing, there = self.defense.passing.kind, [self.defense.passing.kind, *there]
         subjects = ("defense", "bare", flagged, "reject", *there)
+        layered = self.against is not None and self.against.layered
         large = max(self.data.images.shape[2:]) > 64
-        return Setting(self.eps, self.norm, subjects, self.batch_size, large, flagged, passing)
+        return Setting(self.eps, self.norm, subjects, self.batch_size, large, flagged, passing, layered)
 
     @property
     def checked(self) -> int:

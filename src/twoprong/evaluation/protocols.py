@@ -90,6 +90,7 @@ class Setting:
     large: bool = False  # images above 64 pixels, for which the paper takes 20 steps
     flagged: str = "denoiser"  # the subject that is the flagged route alone, called after its kind
     passing: str | None = None  # that of the passing route alone, where it is more than the classifier
+    layered_against: bool = False  # whether the other bundle's passing route is more than its classifier
 
 
 def protocol_items(protocol: str, setting: Setting) -> list[Item]:
@@ -131,11 +132,14 @@ def _quick(setting: Setting) -> list[Item]:
 
 def _layers(protocol: str, setting: Setting) -> list[Item]:
     """What knows of a passing route with more than one network in it; each route is also attacked by itself."""
-    if setting.passing is None:
+    if protocol == "paper":
         return []
     make, size = _Maker(setting), setting.batch_size
     effort: dict[str, Any] = {"steps": 20, "targets": 3} if protocol == "quick" else {"steps": 50, "restarts": 2}
-    items = [
+    items = [make("gate on against", "adaptive", "gate", "against", **effort)] if setting.layered_against else []
+    if setting.passing is None:
+        return items
+    items += [
         make("gate" + end, "adaptive", "gate", target, **effort)
         for target, end in [("defense", ""), *((one, f" on the {one}") for one in (setting.passing, setting.flagged))]
     ]

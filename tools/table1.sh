@@ -22,15 +22,15 @@ run() { # NAME of the table, ROW, further options: into a folder of its own
 
 case $part in
 seeds)
-    run table1-linf "DAD, WRN-28-10" --seeds 3 --classifier "${CLASSIFIER:-resnet18}" "$@"
+    run table1-linf "DAD, WRN-28-10" --preset paper --seeds 3 --classifier "${CLASSIFIER:-resnet18}" "$@"
     ;;
 classifier)
     run table1-linf "DAD the authors' way, their classifier, by their attack" "$@"
     ;;
 table)
-    run table1-linf "DAD, WRN-28-10" "$@" # 420 + 110 + 180 + 65, and about 60 for compiling
+    run table1-linf "DAD, WRN-28-10" --preset paper "$@" # 420 + 110 + 180 + 65, and about 60 for compiling
     weights=$(ls "$out"/table1-linf-DAD-WRN-28-10/bundles/*/classifier.safetensors)
-    run table1-l2 "DAD, WRN-28-10" --weights "$weights" "$@" # 65
+    run table1-l2 "DAD, WRN-28-10" --preset paper --weights "$weights" "$@" # 65
     run table1-linf "DAD the authors' way, WRN-28-10" --weights "$weights" "$@" # 60 for their extractor, 250, 65
     run table1-linf "DAD the authors' way, by their attack" --weights "$weights" "$@" # 100
     run table1-l2 "DAD the authors' way, WRN-28-10" --weights "$weights" "$@" # 65

@@ -19,8 +19,9 @@ def derive(seed: int, *name: object) -> int:
     """A 63-bit seed for the step called `name`, a function of both and of nothing else.
 
     A CPU's generator uses the low 32 bits. Two steps whose seeds agree there draw the same numbers: among the k streams of
-    a run with a chance of about k² / 2³³ (some hundred streams: one in 10⁶). Published numbers rest on these seeds, so they
-    stay; a test reads all names from the source and sees that their seeds differ.
+    a run with a chance of about k² / 2³³ (some hundred streams: one in 10⁶). They stay as they are:
+    published numbers rest on them, and splits do. Around a network that has learned its part of an old split, another split
+    would call learned images unseen. A test reads all names from the source and sees that their seeds differ.
     """
     text = json.dumps([seed, *name], default=str)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

@@ -13,6 +13,7 @@ from twoprong.cli.finished import is_finished
 from twoprong.cli.fit import fit as fit_command
 from twoprong.data.splits import split
 from twoprong.errors import BundleError, ConfigError, InputError
+from twoprong.evaluation.accelerated import Accelerated
 from twoprong.evaluation.protocols import Item
 from twoprong.manifest import check
 from twoprong.models.train import accuracy
@@ -104,13 +105,23 @@ def test_an_evaluation_shows_what_each_layer_adds(hardened, digits):
 
 
 def test_the_fast_copy_for_attackers_is_the_same_defence(hardened, digits):
-    from twoprong.evaluation.accelerated import Accelerated
-
     copy, batch = Accelerated(hardened, None), digits.test[:40]
     labels = [one.logits(batch.images, "passing")[0].argmax(1) for one in (hardened, copy)]
     assert (labels[0] == labels[1]).double().mean() > 0.9
     past = [one.hurdles(batch.images, batch.labels)[0].past for one in (hardened, copy)]
     torch.testing.assert_close(*past, atol=0.05, rtol=0)
+
+
+def test_a_compiled_copy_can_be_attacked(hardened, digits):
+    """Compiled code gives up what a second backward pass would need."""
+
+    def compiler(step, **options):
+        return torch.compile(step, backend="aot_eager", **options)
+
+    part = digits.test[:10]
+    attack = tp.attacks.ATTACKS["gate"](eps=0.2, steps=3, targets=1)
+    found = attack(Accelerated(hardened, compiler), part.images, part.labels, generator(0, "compiled"))
+    assert found.success.any()
 
 
 def test_a_classifier_that_is_not_ours_needs_the_name_of_an_architecture(classifier, digits, config):

@@ -62,7 +62,10 @@ class Route(nn.Module, ABC):
         return logits.view(-1, len(images), logits.shape[-1])
 
     def hurdles(self, seen: Tensor, labels: Tensor) -> list[Hurdle]:
-        """The networks that an attacker has to get past: where he is past all of them, the answer is wrong."""
+        """The networks that an attacker has to get past: where he is past all of them, the answer is wrong.
+
+        They have no computation in common, so that each can be differentiated by itself.
+        """
         return [Hurdle.of(self.classify(seen), labels)]
 
     def broken(self) -> Callable[[Tensor], Tensor] | None:
@@ -179,7 +182,8 @@ class Gated(Direct):
         accurate, robust = (_logits(network, seen, NOTHING) for network in (self.classifier, self.robust))
         gap = margin(robust.softmax(-1), labels)
         asked = (lead(robust.softmax(-1)) < self.tau) | (gap <= 0)
-        return [Hurdle(robust, gap + self.tau), Hurdle(accurate, torch.where(asked, margin(accurate, labels), gap))]
+        beaten = torch.where(asked, margin(accurate, labels), gap.detach())  # of A's computation alone
+        return [Hurdle(robust, gap + self.tau), Hurdle(accurate, beaten)]
 
     def settings(self) -> dict[str, Any]:
         return {"tau": self.tau}

@@ -162,7 +162,7 @@ def _ascent(
         hurdles = target.hurdles(leaf, labels, role, generator)
         total, reached = torch.zeros_like(x), torch.ones_like(labels, dtype=torch.bool)
         for number, hurdle in enumerate(hurdles):
-            (gradient,) = torch.autograd.grad(climb(hurdle, rows).sum(), leaf, retain_graph=True)
+            (gradient,) = torch.autograd.grad(climb(hurdle, rows).sum(), leaf)
             clear = hurdle.past.detach() > CLEAR[min(number, 1)]
             total += _unit(gradient) * (reached & ~clear | (len(hurdles) == 1))[:, None, None, None]
             if not together:

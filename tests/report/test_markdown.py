@@ -130,3 +130,9 @@ def test_an_attack_that_passes_far_from_clean_images_is_said():
         to_markdown(example()),
     ):  # flagged; near; not known, as in older files
         assert "passes the test on every batch" not in text
+
+
+def test_a_constant_threshold_was_calibrated_for_no_rate():
+    assert "asked for)" in to_markdown(example())
+    constant = example(change=lambda results: results["defense"]["config"].update(detector={"threshold": 0.5}))
+    assert "asked for)" not in to_markdown(constant)

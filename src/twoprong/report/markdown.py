@@ -92,7 +92,7 @@ def _clean(results: EvaluationResults) -> str:
     clean, alarms = results.clean.subjects, headline_alarms(results)
     said = f"Of clean images the defence gets {percent(clean['defense'].accuracy)} right"
     said += f" (undefended {percent(clean['bare'].accuracy)})" if "bare" in clean else ""
-    asked = results.study.false_alarm_rate if results.study else None
+    asked = results.asked
     said += "" if alarms.rate is None else f" and flags {percent(alarms.rate)} of clean batches of {results.run.batch_size}"
     return said + ("" if alarms.rate is None or asked is None else f" ({percent(asked)} asked for)") + "."
 

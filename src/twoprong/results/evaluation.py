@@ -160,3 +160,9 @@ class EvaluationResults(Part):
     def study(self) -> DetectorStudy | None:
         """The detector study, None where it was not made."""
         return self.detector if isinstance(self.detector, DetectorStudy) else None
+
+    @property
+    def asked(self) -> float | None:
+        """The rate of false alarms that the thresholds were calibrated for; None for a constant one, or where unknown."""
+        constant = self.defense.config.get("detector", {}).get("threshold") is not None
+        return None if constant or self.study is None else self.study.false_alarm_rate

@@ -1,9 +1,13 @@
-"""The public application over real HTTP on loopback: answers, protocols, errors, and whose answer is whose."""
+"""The public application over real HTTP on loopback: answers, protocols, errors, and whose answer is whose.
+
+TWOPRONG_SCALE=10 in the environment makes the campaign and the spoiled requests ten times as long.
+"""
 
 import gzip
 import http.client
 import io
 import json
+import os
 import random
 import struct
 import threading
@@ -22,6 +26,7 @@ from twoprong.serve.service import DECODERS
 from twoprong.serve.settings import BatchSettings, KeySettings, LimitSettings, ServeSettings
 
 PNG = {"Content-Type": "image/png"}
+SCALE = int(os.environ.get("TWOPRONG_SCALE", "1"))
 
 
 def picture(pixels, kind="PNG", **more):
@@ -324,7 +329,7 @@ def campaign(echoing, requests, kind=Batcher, clients=20):
 
 
 def test_everybody_gets_their_own_answer_and_nothing_is_kept(echoing):
-    wrong, counts = campaign(echoing, 3000)
+    wrong, counts = campaign(echoing, 3000 * SCALE)
     assert wrong == []
     assert counts["answered"] > 1500
     assert counts["left"] > 300
@@ -333,3 +338,60 @@ def test_everybody_gets_their_own_answer_and_nothing_is_kept(echoing):
 @pytest.mark.parametrize("kind", [Crossed, Leaking])
 def test_the_campaign_finds_crossed_answers_and_a_leak(echoing, kind):
     assert campaign(echoing, 200, kind)[0]
+
+
+def huge(width, height):
+    """A small PNG that says it is large, with a checksum that fits."""
+    data = bytearray(picture(numbered(1)))
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+def mutated(draw):
+    """A request that is nearly right."""
+    seed = draw.choice([picture(numbered(3)), picture(np.zeros((30, 20, 3), np.uint8), draw.choice(["JPEG", "WEBP"]))])
+    if draw.random() < 0.1:
+        seed = huge(draw.choice([1, 9, 5000, 2**31 - 1]), draw.choice([1, 9, 5000, 2**31 - 1]))
+    elif draw.random() < 0.5:
+        bodies = [(body, headers) for _, body, headers in v2_bodies()]
+        body, headers = draw.choice(bodies)
+        if draw.random() < 0.5 and b":" in body:  # not zipped
+            words = [b"null", b"-1", b"1e999", b"[]", b"{}", b'"x"', b"NaN", b"99999999999999999999", b"true", b"20", b"64"]
+            parts = body.split(b":")
+            place = draw.randrange(1, min(len(parts), 9))
+            rest = parts[place].partition(b",")
+            parts[place] = b" " + draw.choice(words) + rest[1] + rest[2]
+            body = b":".join(parts)
+        if draw.random() < 0.3:
+            headers = headers | {"Inference-Header-Content-Length": draw.choice(["0", "1", "77", "999999", "x", "-5", "²"])}
+        return "/v2/models/echo/infer", _spoiled(body, draw), {k: v.encode() for k, v in headers.items()}
+    return "/v1/classify", _spoiled(seed, draw), {"Content-Type": draw.choice(["image/png", "image/jpeg", "image/webp"])}
+
+
+def _spoiled(body, draw):
+    data = bytearray(body)
+    for _ in range(draw.choice([0, 1, 1, 2, 5, 30])):
+        data[draw.randrange(len(data))] = draw.randrange(256)
+    if draw.random() < 0.3:
+        del data[draw.randrange(len(data)) :]
+    if draw.random() < 0.2:
+        at = draw.randrange(len(data) + 1)
+        data[at:at] = draw.randbytes(draw.randrange(40))
+    return bytes(data)
+
+
+def test_nearly_right_requests_never_break_it(service):
+    ask, inside = service
+    draw, counts = random.Random(7), Counter()
+    for number in range(400 * SCALE):
+        path, body, headers = mutated(draw)
+        status, _, answer = ask("POST", path, body, headers)
+        assert status < 500, (number, path, body[:300], answer)
+        assert (status == 200) or json.loads(answer)["status"] == status
+        counts[status] += 1
+    assert counts[200] > 20
+    assert counts[422] > 20
+    assert counts[400] > 20
+    assert inside.batcher.pending == 0
+    assert ask("POST", "/v1/classify", picture(numbered(1)))[0] == 200

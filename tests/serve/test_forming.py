@@ -82,6 +82,18 @@ def test_a_key_that_had_a_batch_of_its_own_stays_out_of_shared_ones_while_it_is_
     assert keys(queue.take(6.95)) == "aaacc"  # it became slow, and its own three are due
 
 
+def test_keys_that_are_fast_are_waited_for_although_together_they_fill_a_batch(queue):
+    for step in range(6):
+        add(queue, "a", 5 + step / 100)
+        add(queue, "b", 5 + step / 100)
+        if step < 1:
+            add(queue, "c", 5.0, 2)
+        assert queue.take(5 + step / 100) == []
+    assert keys(queue.take(6.0)) == "aaaaaa"
+    assert keys(queue.take(6.0)) == "bbbbbb"
+    assert keys(queue.take(6.0)) == "cc"
+
+
 def test_a_fast_key_shares_where_the_others_could_not_be_tested_without_it(queue):
     add(queue, "a", 5.0, 10)
     queue.take(5.0)

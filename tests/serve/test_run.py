@@ -11,12 +11,16 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import sha256
 
 import pytest
+import torch
 from PIL import Image
 
 import twoprong as tp
+from twoprong.attacks import PGD
 
 CONFIG = """
 threads = 1
@@ -27,9 +31,9 @@ max_batch = 50
 
 
 @contextmanager
-def serving(bundle, tmp_path):
+def serving(bundle, tmp_path, config=CONFIG):
     """The command in a process of its own: gives it, and where it listens."""
-    (tmp_path / "serve.toml").write_text(CONFIG)
+    (tmp_path / "serve.toml").write_text(config)
     command = [sys.executable, "-m", "twoprong", "serve", str(bundle), "--port", "0", "--admin-port", "0"]
     command += ["--device", "cpu", "--config", str(tmp_path / "serve.toml"), "--log-format", "json"]
     with (tmp_path / "log").open("w") as log:
@@ -42,10 +46,10 @@ def serving(bundle, tmp_path):
         process.stdout.close()
 
 
-def ask(port, method, path, body=None):
+def ask(port, method, path, body=None, headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request(method, path, body)
+        connection.request(method, path, body, headers or {})
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -117,6 +121,33 @@ def test_it_answers_survives_a_kill_of_its_worker_and_ends_without_losing_anythi
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert any(line.get("request_id") and line["status"] == 200 for line in lines)
         assert not any("traceback" in line for line in lines)
+
+
+def test_one_key_that_attacks_is_flagged_and_the_nine_others_keep_their_accuracy(bundle, digits, tmp_path):
+    """At a rate that fills batches of its own; a slow drip among others would pass (docs/serving.md)."""
+    defense = tp.load(bundle)
+    names = [f"key{number}" for number in range(10)]
+    config = "threads = 1\n[batch]\ndeadline = 20\nmax_batch = 30\nmax_per_key = 10\n"
+    config += "".join(f'[keys.{name}]\nsha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in names)
+    images, labels = digits.test.images[:300], digits.test.labels[:300]
+    attacked = images.clone()
+    attacked[::10] = PGD(eps=0.3, step=0.05)(defense.classifier, images[::10], labels[::10]).images
+    jobs = [(names[index % 10], png(image)) for index, image in enumerate(attacked)]
+    with serving(bundle, tmp_path, config) as (_, where):
+
+        def client(job):
+            status, answer = ask(where["port"], "POST", "/v1/classify", job[1], {"X-API-Key": job[0]})
+            assert status == 200, answer
+            return json.loads(answer)["label"]
+
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            found = torch.tensor(list(pool.map(client, jobs)))
+        metrics = ask(where["admin_port"], "GET", "/metrics")[1].decode()
+    routes = dict(re.findall(r'^twoprong_images_total{key="(.*)"} (.*)$', metrics, re.MULTILINE))
+    assert float(routes['key0",route="flagged']) == 30
+    others = torch.arange(300) % 10 != 0
+    bare = defense.classifier(images[others]).argmax(1) == labels[others]
+    assert (found[others] == labels[others]).float().mean() >= bare.float().mean() - 0.01
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Which images share a batch, and when it closes: pure rules over a clock that is given, without tasks or sleeping.
 
 A batch is the unit of a statistical test, so it matters who is in it:
-- A key with more than `max_per_key` images waiting gets a batch of its own. So does, for a while, a key that just had one.
+- A key with more than `max_per_key` images waiting gets a batch of its own. A key that just had one, or whose images come
+  so fast that it will have as many before the deadline, is waited for: it shares only if they do not come after all.
 - The other keys share a batch, none with more than `max_per_key` images.
 
 A batch closes when it is full, when its oldest image has waited for `deadline`, or earlier, when nobody else is expected:
@@ -110,16 +111,22 @@ class Forming:
         return self._oldest(self._waiting)
 
     def _groups(self, now: float) -> dict[str, list[str]]:
-        most, window = self.settings.max_per_key, 2 * self.settings.deadline
+        most = self.settings.max_per_key
         own = {key: [key] for key, entries in self._waiting.items() if len(entries) > most}
         fast: list[str] = []
         shared: list[str] = []
         for key in [key for key in self._waiting if key not in own]:
-            recently = now - self._alone.get(key, -inf) < window
-            (fast if recently and self._closes([key]) > now else shared).append(key)
-        if sum(len(self._waiting[key]) for key in shared) < self.settings.least:
+            (fast if self._is_fast(key, now) and self._closes([key]) > now else shared).append(key)
+        few = sum(len(self._waiting[key]) for key in shared) < self.settings.least
+        if shared and few and self._closes(shared) <= now:
             shared += fast  # better a batch that can be tested than one of its own
         return own | ({SHARED: shared} if shared else {})
+
+    def _is_fast(self, key: str, now: float) -> bool:
+        """Whether a key will have enough images for its own batch: it just had one, or by the rate of those that wait."""
+        more, took = len(self._waiting[key]) - 1, self._last[key] - self._oldest([key])
+        soon = more * self.settings.deadline > self.settings.max_per_key * took
+        return now - self._alone.get(key, -inf) < 2 * self.settings.deadline or (more > 0 and soon)
 
     def _closes(self, keys: Iterable[str]) -> float:
         """When a batch of these keys' images closes; now or before if it is full."""

@@ -1,7 +1,9 @@
 """What tests share: a defence small enough to fit in seconds, and a real browser."""
 
+import copy
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -10,6 +12,7 @@ from twoprong.config import FitConfig, parse_config
 from twoprong.data.digits import load_digits
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
+from twoprong.detect.calibrate import Thresholds
 from twoprong.recipe import fit, train_named
 
 SMALL = {
@@ -58,6 +61,16 @@ def classifier(digits: ImageData, small_config: FitConfig) -> nn.Module:
 @pytest.fixture(scope="session")
 def defense(classifier: nn.Module, digits: ImageData, small_config: FitConfig) -> Defense:
     return fit(classifier, digits.train, config=small_config)
+
+
+@pytest.fixture(scope="session")
+def older(defense: Defense) -> Defense:
+    """The same as defences were before single images could be judged: batches from 2 images up, and no suspects."""
+    detector = copy.deepcopy(defense.detector)
+    detector.blame = None
+    detector._set_thresholds(Thresholds(*(column[1:] for column in detector.thresholds)), detector.null[1:])
+    config = defense.config.model_copy(update={"rescue": "batch"})
+    return Defense(**vars(replace(defense.parts, detector=detector, config=config)))
 
 
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ CLASSES = ("cat", "dog", "emu")
 
 def decision(adversarial=False, classes=CLASSES, tested=True, logits=LOGITS):
     numbers = (0.0123, 0.045, 0.25) if tested else (math.nan,) * 3
-    return Decision(logits, torch.zeros(len(logits), 1, 2, 2), adversarial, *numbers, tested=tested, classes=classes)
+    suspects = torch.arange(len(logits)) % 3 == 1 if adversarial else torch.zeros(len(logits), dtype=torch.bool)
+    images = torch.zeros(len(logits), 1, 2, 2)
+    return Decision(logits, images, adversarial, *numbers, suspects=suspects, tested=tested, classes=classes)
 
 
 def test_each_image_has_a_label_a_name_and_probabilities():
@@ -20,7 +23,8 @@ def test_each_image_has_a_label_a_name_and_probabilities():
     assert made.names == ["cat", "emu", "dog"]
     assert len(made) == 3
     one = made[1]
-    assert (one.label, one.name, one.adversarial) == (2, "emu", True)
+    assert (one.label, one.name, one.adversarial, one.suspect) == (2, "emu", True, True)
+    assert [image.suspect for image in made] == [False, True, False]
     assert one.probability == pytest.approx(math.exp(3) / (1 + math.e + math.exp(3)))
     assert one.probabilities.sum() == pytest.approx(1)
     assert made[-1].label == made[2].label == 1
@@ -28,6 +32,23 @@ def test_each_image_has_a_label_a_name_and_probabilities():
     for index in (3, -4):
         with pytest.raises(IndexError, match=f"image {index} of 3"):
             made[index]
+
+
+def test_a_refused_image_has_no_label_and_no_name():
+    made = decision(adversarial=True)
+    refused = replace(made, rejected=made.suspects, logits=LOGITS.masked_fill(made.suspects[:, None], math.nan))
+    assert refused.labels.tolist() == [0, -1, 1]
+    assert refused.names == ["cat", None, "dog"]
+    assert (refused[1].label, refused[1].name) == (-1, None)
+    assert math.isnan(refused[1].probability)
+    assert repr(refused).endswith("3 images: cat, refused, dog)")
+
+
+def test_rows_keep_what_belongs_to_each_image():
+    made = replace(decision(adversarial=True), scores=torch.tensor([1.0, 2.0, 3.0]))
+    rows = made.rows(torch.tensor([1, 1, 0]))
+    assert (rows.labels.tolist(), rows.suspects.tolist()) == ([2, 2, 0], [True, True, False])
+    assert (rows.scores.tolist(), rows.rejected, rows.statistic) == ([2, 2, 1], None, made.statistic)
 
 
 def test_without_names_there_are_numbers():
@@ -39,7 +60,7 @@ def test_without_names_there_are_numbers():
 
 def test_a_repr_is_one_short_line():
     assert repr(decision()) == "Decision(passed, statistic 0.0123 / threshold 0.045, p 0.25, 3 images: cat, emu, dog)"
-    assert repr(decision(adversarial=True)).startswith("Decision(flagged, ")
+    assert repr(decision(adversarial=True)).startswith("Decision(flagged, 1 suspect, statistic")
     assert repr(decision(tested=False, logits=LOGITS[:1])) == "Decision(passed, not tested, 1 image: cat)"
     long = repr(decision(logits=LOGITS.repeat(40, 1)))
     assert long.endswith("120 images: cat, emu, dog, cat, emu, ...)")

@@ -52,7 +52,10 @@ def test_each_image_knows_whether_its_batch_was_flagged(defense, mixed):
             found.batch_of(index)
         with pytest.raises(IndexError):
             found[index]
-    assert repr(found).startswith("Predictions(250 images, 1 of 3 batches flagged: ")
+    assert repr(found).startswith(f"Predictions(250 images, 1 of 3 batches flagged, {int(found.suspects.sum())} suspects: ")
+    assert [one.suspect for one in found] == found.suspects.tolist()
+    assert found.suspects[100:200].any()
+    assert not found.suspects[~found.adversarial].any()
 
 
 class Items(Dataset):
@@ -153,21 +156,21 @@ def test_batches_are_at_most_what_the_detector_is_calibrated_for(defense, digits
     assert all(batch.tested for batch in found.batches)
 
 
-def test_a_batch_size_that_cannot_be_tested_is_refused(defense, digits):
+def test_a_batch_size_that_cannot_be_tested_is_refused(older, digits):
     with pytest.raises(InputError, match="batch_size: expected 2 or more, fewer cannot be tested, got 1"):
-        defense.predict(digits.test.images[:10], batch_size=1)
+        older.predict(digits.test.images[:10], batch_size=1)
 
 
 @pytest.mark.parametrize(("policy", "adversarial"), [("denoise", True), ("classify", False)])
-def test_too_few_images_in_all_are_the_policys(defense, digits, tmp_path, policy, adversarial, caplog):
-    defense.save(tmp_path / "bundle")
+def test_too_few_images_in_all_are_the_policys(older, digits, tmp_path, policy, adversarial, caplog):
+    older.save(tmp_path / "bundle")
     patient = tp.load(tmp_path / "bundle", on_small_batch=policy)
     with caplog.at_level(logging.WARNING, "twoprong"):
         found = patient.predict(digits.test.images[:1])
     assert [(batch.adversarial, batch.tested) for batch in found.batches] == [(adversarial, False)]
     assert "1 not tested" in repr(found)
     with pytest.raises(InputError, match=r"batch of 1 image: expected 2 or more"):
-        defense.predict(digits.test.images[:1])
+        older.predict(digits.test.images[:1])
 
 
 def test_a_stream_is_not_kept_in_memory(defense, digits):
@@ -268,13 +271,13 @@ def test_a_stream_without_an_end_is_answered_as_it_comes(defense, digits):
     assert read <= 80  # two batches, and what was read at a time
 
 
-def test_a_stream_answers_what_came_before_a_mistake(defense, digits):
+def test_a_stream_answers_what_came_before_a_mistake(defense, older, digits):
     images = digits.test.images[:100]
     found = tp.stream(defense, iter([*images.split(20), images[:20, :, :7]]), batch_size=20)
     assert len([next(found) for _ in range(60)]) == 60
     with pytest.raises(InputError, match=r"from image 100 on: .*got \(1, 7, 8\)"):
         list(found)
     with pytest.raises(InputError, match="batch_size: expected 2 or more"):
-        tp.stream(defense, images, batch_size=1)  # at the call, not at the first answer
+        tp.stream(older, images, batch_size=1)  # at the call, not at the first answer
     with pytest.raises(InputError, match="at least one image"):
         next(tp.stream(defense, iter([])))

@@ -23,7 +23,7 @@ def rates(defense: tp.Defense, images: torch.Tensor, sizes: tuple[int, ...] = SI
     """A row of a table per batch size."""
     pool, detector = Pool(defense, images), defense.detector
     lines = ["| batch size | batches | disjoint | flagged | p <= 0.05 | p <= 0.5 |", "|---|---:|---:|---:|---:|---:|"]
-    for size in sizes:
+    for size in (size for size in sizes if size in detector.batch_sizes):
         draw, verdicts = generator(0, "clean rates", size), []
         while len(verdicts) < least:
             found = (pool.statistic(batch) for batch in partition(len(images), size, draw))

@@ -85,7 +85,7 @@ def _curves(defense: tp.Defense, clean: torch.Tensor, attacked: dict[int, torch.
     def power(eps: int, size: int, share: float) -> dict[str, Any]:
         return work.rate(pools[eps], work.mixtures(count, size, share), size, count).as_dict()
 
-    usual = pools[USUAL]
+    usual, sizes = pools[USUAL], [size for size in SIZES if size in defense.detector.batch_sizes]
     return {
         "goals": {
             "8/255, 30 %": power(8, SIZE, 0.3)["rate"],
@@ -93,10 +93,10 @@ def _curves(defense: tp.Defense, clean: torch.Tensor, attacked: dict[int, torch.
             "2/255, 100 %": power(2, SIZE, 1.0)["rate"],
             "8/255, 100 %, batches of 10": power(8, 10, 1.0)["rate"],
         },
-        "false_alarms": [{"size": n} | work.rate(usual, work.partitions(count, n), n, count).as_dict() for n in SIZES],
+        "false_alarms": [{"size": n} | work.rate(usual, work.partitions(count, n), n, count).as_dict() for n in sizes],
         "by_share": {str(eps): [{"share": share} | power(eps, SIZE, share) for share in SHARES] for eps in (USUAL, SMALL)},
         "by_eps": [{"eps": eps} | power(eps, SIZE, 1.0) for eps in attacked],
-        "by_size": {str(eps): [{"size": n} | power(eps, n, 1.0) for n in SIZES] for eps in (USUAL, SMALL)},
+        "by_size": {str(eps): [{"size": n} | power(eps, n, 1.0) for n in sizes] for eps in (USUAL, SMALL)},
     }
 
 

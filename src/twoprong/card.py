@@ -14,6 +14,7 @@ A two-pronged defence ({mode}) around a classifier, fitted {fitted}.
 - Data: {data}; images used: {splits}
 - Test batches of {smallest} to {largest} images; smaller ones: `{policy}`
 - {calibration}
+- Flagged batches: {rescue}
 - {training}
 - Written with twoprong {twoprong}, torch {torch}; seed {seed}
 {measured}
@@ -40,6 +41,13 @@ proved: the numbers are what the attacks that were run leave at the budget that 
 another norm may.
 """,
 }
+
+
+RESCUES = {
+    "suspects": "the suspects take the flagged route, at most {false_blame_rate:.0%} of the clean images among them",
+    "batch": "all images take the flagged route, as in the paper",
+    "refuse": "no image is classified",
+}  # by config.rescue
 
 
 def protected(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -78,6 +86,7 @@ def model_card(manifest: dict[str, Any]) -> str:
         mode=MODES[mode(manifest)],
         training=training(manifest),
         limits=LIMITS[mode(manifest)],
+        rescue=RESCUES[config["rescue"]].format(**detector),
         seed=config["seed"],
         measured=_measured(about),
         channels=image["channels"],

@@ -45,6 +45,7 @@ Flag = Annotated[bool, Field(strict=True)]
 NormName = Literal["linf", "l2"]
 Mode = Literal["paper", "hardened"]
 SmallBatchPolicy = Literal["denoise", "classify", "error"]
+Rescue = Literal["suspects", "batch", "refuse"]
 Estimator = Literal["u", "v"]  # of MMD²: unbiased, biased
 # N(0, σ²), and the noisy image is clamped to [0, 1]; the noise itself is clamped to [0, 1] too, as in the authors' code; or
 # nothing is clamped, as the paper writes it.
@@ -117,7 +118,10 @@ Layers = Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)] | None,
 
 
 class DetectorConfig(Settings):
-    """The test: its features, the false alarm rate, the batch sizes, and the confidence in that rate."""
+    """The test: its features, the false alarm rate, the batch sizes, and the confidence in that rate.
+
+    `false_blame_rate` is the share of clean images in flagged batches that may be called suspects.
+    """
 
     features: Layers = None
     extractor: str | None = None  # the classifier, trained beside, whose features the test sees; None: the protected one
@@ -126,7 +130,8 @@ class DetectorConfig(Settings):
     reference: Literal["unseen", "kernel"] = "unseen"
     false_alarm_rate: Share = 0.05
     confidence: Annotated[Number, Field(ge=0.5, lt=1)] = 0.9
-    min_batch_size: Annotated[int, Field(ge=2, strict=True)] = 2
+    false_blame_rate: Share = 0.1
+    min_batch_size: Count = 1
     max_batch_size: Annotated[int, Field(ge=2, strict=True)] = 200
     threshold: Number | None = None  # a constant, as in the paper; None: calibrated
     permutations: Count = 200
@@ -213,6 +218,7 @@ class FitConfig(Settings):
     balance: Part = 0.6
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     on_small_batch: SmallBatchPolicy = "error"
+    rescue: Rescue = "suspects"  # what takes the flagged route; "refuse": nothing, a flagged batch gets no labels
     splits: SplitConfig = SplitConfig()
     attack: AttackConfig = AttackConfig()
     kernel: KernelConfig = KernelConfig()

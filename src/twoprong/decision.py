@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,26 +13,31 @@ SHOWN = 5  # labels in a repr
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """One image's answer. `adversarial` says whether the batch that it came in was flagged; no image is judged alone."""
+    """One image's answer. `adversarial` says whether its batch was flagged, `suspect` whether the image is blamed for it.
+
+    A refused image has the label -1, no name, and NaN for probabilities.
+    """
 
     label: int
     name: str | None
     probability: float
     probabilities: Tensor
     adversarial: bool
+    suspect: bool
 
 
 class PerImage(ABC):
     """Images in order: `len(answers)`, `answers[3]`, `for answer in answers`."""
 
-    labels: Any  # (N,)
+    labels: Any  # (N,), -1 for an image that was refused
     probabilities: Any  # (N, classes)
+    suspects: Any  # (N,)
     classes: tuple[str, ...] | None
 
     @property
-    def names(self) -> list[str] | None:
-        """The name of each image's class; None where the names of the classes are not known."""
-        return None if self.classes is None else [self.classes[label] for label in self.labels.tolist()]
+    def names(self) -> list[str | None] | None:
+        """The name of each image's class, None for a refused image; None where the names of the classes are not known."""
+        return None if self.classes is None else [self._name(label) for label in self.labels.tolist()]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -41,8 +46,8 @@ class PerImage(ABC):
         if not -len(self) <= index < len(self):
             raise IndexError(f"image {index} of {len(self)}")
         label, probabilities = int(self.labels[index]), self.probabilities[index]
-        name = None if self.classes is None else self.classes[label]
-        return Prediction(label, name, float(probabilities[label]), probabilities, self._flagged(index % len(self)))
+        flagged, suspect = self._flagged(index % len(self)), bool(self.suspects[index])
+        return Prediction(label, self._name(label), float(probabilities[label]), probabilities, flagged, suspect)
 
     def __iter__(self) -> Iterator[Prediction]:
         return (self[index] for index in range(len(self)))
@@ -51,18 +56,23 @@ class PerImage(ABC):
     def _flagged(self, index: int) -> bool:
         """Whether the batch of an image was flagged."""
 
+    def _name(self, label: int) -> str | None:
+        return None if self.classes is None or label < 0 else self.classes[label]
+
     def _first(self) -> str:
         """The first labels, by name if they have one."""
-        shown = self.labels[:SHOWN].tolist()
-        words = [str(label) if self.classes is None else self.classes[label] for label in shown]
+        words = ["refused" if label < 0 else self._name(label) or str(label) for label in self.labels[:SHOWN].tolist()]
         return ", ".join(words) + ", ..." * (len(self) > SHOWN)
 
 
 @dataclass(frozen=True, repr=False)
 class Decision(PerImage):
-    """What became of one batch. Nothing is thrown away: there are logits for every image, in order.
+    """What became of one batch, with an answer for every image, in order.
 
-    `images` is what the classifier saw: the batch itself, or its denoised form. `tested` is False only where the batch was
+    `suspects` marks the images that are blamed for an alarm: none of a batch that passes. `scores` say how suspicious each
+    image of a flagged batch is (larger is more; None where nobody asked). `rejected` marks images that were refused
+    (`rescue = "refuse"`): their label is -1, their logits are NaN; None where nothing ever is.
+    `images` is what the classifier saw: the image itself, or its denoised form. `tested` is False only where the batch was
     too small for the test and the declared policy decided; statistic, threshold and p-value are NaN then. `classes` are the
     names of the classes where the defence knows them. `decision[3]` is what is said of one image.
     """
@@ -73,23 +83,33 @@ class Decision(PerImage):
     statistic: float
     threshold: float
     p_value: float
+    suspects: Tensor
+    scores: Tensor | None = None
+    rejected: Tensor | None = None
     tested: bool = True
     classes: tuple[str, ...] | None = None
 
     @property
     def labels(self) -> Tensor:
-        return self.logits.argmax(1)
+        labels = self.logits.argmax(1)
+        return labels if self.rejected is None else labels.masked_fill(self.rejected, -1)
 
     @cached_property
     def probabilities(self) -> Tensor:
         """The softmax of the logits. A network's probabilities are no frequencies, an attacked network's least of all."""
         return self.logits.softmax(1)
 
+    def rows(self, index: Tensor) -> "Decision":
+        """The same for some of the images, each as often as `index` names it."""
+        by_image = {name: getattr(self, name) for name in ("logits", "images", "suspects", "scores", "rejected")}
+        return replace(self, **{name: value[index] for name, value in by_image.items() if value is not None})
+
     def _flagged(self, index: int) -> bool:
         return self.adversarial
 
     def __repr__(self) -> str:
-        verdict = "flagged" if self.adversarial else "passed"
+        blamed = int(self.suspects.sum())
+        verdict = f"flagged, {blamed} suspect{'s' * (blamed != 1)}" if self.adversarial else "passed"
         test = f"statistic {self.statistic:.4g} / threshold {self.threshold:.4g}, p {self.p_value:.3g}"
         count = f"{len(self)} image{'s' * (len(self) != 1)}"
         return f"Decision({verdict}, {test if self.tested else 'not tested'}, {count}: {self._first()})"

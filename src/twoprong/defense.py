@@ -1,10 +1,12 @@
 """The deployed object: a test before two routes. Read this file first.
 
-    batch ─► features ─► MMD-OPT against the reference ─┬─ below the threshold ─► passing route ─┐
-                                                        └─ otherwise ─► flagged route ───────────┴─► Decision
+    batch ─► features ─► MMD-OPT against the reference ─┬─ below the threshold ─► passing route ─────┐
+                                                        └─ otherwise: suspects ─► flagged route,     │
+                                                                      the rest ─► passing route ─────┴─► Decision
 
 Whatever is served, cleaned or attacked in an evaluation is this object; there is no second forward pass anywhere.
 In the paper's mode the passing route is the classifier, the flagged one noise → denoiser → classifier (`routes.py`).
+`config.rescue` says what of a flagged batch takes the flagged route: its suspects, or all of it as in the paper, or nothing.
 """
 
 import logging
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 from twoprong.bundle import Parts, read_bundle, write_bundle
 from twoprong.choices import check_choice
-from twoprong.config import FitConfig, SmallBatchPolicy
+from twoprong.config import FitConfig, Rescue, SmallBatchPolicy
 from twoprong.data.images import ImageLike, check_extent, check_layout, extent
 from twoprong.decision import Decision, class_names
 from twoprong.detect.copies import copies
@@ -79,7 +81,7 @@ class Defense(WhiteBox):
 
     @torch.no_grad()
     def forward(self, images: ImageLike, generator: torch.Generator | None = None) -> Decision:
-        """Judge a batch and classify it by the route the verdict names. Raises InputError for anything but a batch.
+        """Judge a batch and classify it by the routes the verdict names. Raises InputError for anything but a batch.
 
         A batch is a tensor or array (N, C, H, W) or (N, H, W, C), or a list of images or pictures: floats in [0, 1], or
         bytes (uint8, 0 to 255). It is moved to the defence's device. Routes that draw noise take it from the operating
@@ -87,24 +89,28 @@ class Defense(WhiteBox):
         of the batch, and get one answer.
         """
         self.eval()  # somebody may have put the classifier, which is theirs, into training mode
-        batch, known = self._check(images), NOTHING
+        batch, known, scores = self._check(images), NOTHING, None
         repeated = copies(batch)
         if repeated is not None:
             first, back = repeated
             once = self.forward(batch[first], generator)
-            return replace(once, logits=once.logits[back], images=once.images[back])
+            return once.rows(back)
         tested = len(batch) >= self.detector.batch_sizes[0]
         if tested:
-            logits, measured = self.look(batch, *self.detector.against(len(batch)))
+            logits, features, measured = self.look(batch, *self.detector.against(len(batch)))
             value, times, low, high = measured.tolist()  # the only time that a GPU is waited for
             check_extent(batch, low, high)
             verdict, known = self.detector.verdict(value, times, len(batch)), {self.extractor.classifier: logits}
         else:
             check_extent(batch, *extent(batch).tolist())
             verdict = self._untested(len(batch))
-        route = self.flagged if verdict.adversarial else self.passing
-        disturbed = route.disturb(batch, 1, generator)
-        seen, logits = self.answer(route, disturbed, known if disturbed is batch else NOTHING)
+        suspects = torch.full((len(batch),), verdict.adversarial, device=batch.device)
+        if tested and verdict.adversarial:
+            suspects, scores = self.detector.suspects(Sample(batch, features))
+        seen, logits = self._by_route(batch, self._rescued(suspects), known, generator)
+        rejected = torch.full_like(suspects, verdict.adversarial) if self.config.rescue == "refuse" else None
+        if rejected is not None:
+            logits = logits.masked_fill(rejected[:, None], torch.nan)
         return Decision(
             logits=logits,
             images=seen,
@@ -112,6 +118,9 @@ class Defense(WhiteBox):
             statistic=verdict.statistic,
             threshold=verdict.threshold,
             p_value=verdict.p_value,
+            suspects=suspects,
+            scores=scores,
+            rejected=rejected,
             tested=tested,
             classes=class_names(self.about, logits.shape[1]),
         )
@@ -145,11 +154,28 @@ class Defense(WhiteBox):
         judge = partial(self, generator=generator)
         return judged(judge, self._check, self.detector.batch_sizes, images, batch_size, progress)
 
-    def look(self, images: Tensor, k_reference: Tensor, memberships: Tensor) -> tuple[Tensor, Tensor]:
-        """The extractor's logits; and in one tensor what the detector measures and the extent of the images."""
+    def look(self, images: Tensor, k_reference: Tensor, memberships: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The extractor's logits and features; and in one tensor what the detector measures and the images' extent."""
         logits, features = self.extractor(images)
         measured = self.detector.measure(Sample(images, features), k_reference, memberships)
-        return logits, torch.cat([measured, extent(images).to(measured)])
+        return logits, features, torch.cat([measured, extent(images).to(measured)])
+
+    def _by_route(
+        self, batch: Tensor, rescued: Tensor, known: Known, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the classifiers are shown, and the logits: the `rescued` take the flagged route, the others the passing."""
+        parts = []
+        for route, rows in ((self.passing, (~rescued).nonzero()[:, 0]), (self.flagged, rescued.nonzero()[:, 0])):
+            if len(rows):
+                whole = len(rows) == len(batch)
+                part = batch if whole else batch[rows]
+                disturbed = route.disturb(part, 1, generator)
+                here = known if whole else {network: logits[rows] for network, logits in known.items()}
+                parts.append((rows, *self.answer(route, disturbed, here if disturbed is part else NOTHING)))
+        if len(parts) == 1:
+            return parts[0][1:]
+        back = torch.cat([rows for rows, _, _ in parts]).argsort()
+        return torch.cat([seen for _, seen, _ in parts])[back], torch.cat([logits for *_, logits in parts])[back]
 
     def answer(self, route: Route, disturbed: Tensor, known: Known = NOTHING) -> tuple[Tensor, Tensor]:
         """What a route shows its classifier, and the logits for it."""
@@ -186,17 +212,20 @@ def load(
     features: FeatureSource = None,
     device: torch.device | str = "cpu",
     on_small_batch: SmallBatchPolicy | None = None,
+    rescue: Rescue | None = None,
     allow: Iterable[str] = (),
 ) -> Defense:
     """A Defense from a bundle, every byte verified. `classifier` is needed only if it is not one of ours.
 
-    `on_small_batch` overrides the bundle's policy for batches that are too small to test: "denoise", "classify", "error". A
-    bundle may name the factory of a classifier that is not ours; it is run only if its module is in `allow`.
+    `on_small_batch` overrides the bundle's policy for batches that are too small to test ("denoise", "classify", "error"),
+    `rescue` what it does with a flagged batch ("suspects", "batch", "refuse"). A bundle may name the factory of a classifier
+    that is not ours; it is run only if its module is in `allow`.
     Raises BundleError, naming the file, for a bundle that is damaged, incomplete or of another format.
     """
-    if on_small_batch is not None:
-        check_choice("on_small_batch", on_small_batch, get_args(SmallBatchPolicy))
+    asked = {"on_small_batch": (on_small_batch, SmallBatchPolicy), "rescue": (rescue, Rescue)}
+    given = {name: value for name, (value, _) in asked.items() if value is not None}
+    for name, value in given.items():
+        check_choice(name, value, get_args(asked[name][1]))
     parts = read_bundle(path, classifier, features, allow)
-    if on_small_batch is not None:
-        parts = replace(parts, config=parts.config.model_copy(update={"on_small_batch": on_small_batch}))
+    parts = replace(parts, config=parts.config.model_copy(update=given))
     return Defense(**vars(parts)).to(device)

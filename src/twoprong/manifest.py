@@ -177,7 +177,7 @@ class PartList(Entry):
 
 
 class Threshold(Entry):
-    batch_size: Annotated[int, Field(ge=2)]
+    batch_size: Natural
     threshold: Finite
     central: Finite
 
@@ -239,6 +239,7 @@ def upgraded(manifest: dict[str, Any]) -> dict[str, Any]:
     """A manifest of an older format as today's; settings that it is older than, as they were before there was a choice."""
     config = manifest["config"]
     config |= {name: BEFORE[name] | config[name] for name in BEFORE if isinstance(config.get(name), dict)}
+    config.setdefault("rescue", "batch")
     if manifest["format"] == FORMAT:
         return manifest
     given, denoiser = manifest["classifier"], config["denoiser"]

@@ -41,10 +41,14 @@ class BatchVerdict:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Predictions(PerImage):
-    """Answers for every image, in order, in the CPU's memory; and the verdict on every batch."""
+    """Answers for every image, in order, in the CPU's memory; and the verdict on every batch.
+
+    `suspects` marks the images that are blamed for their batch's alarm; a refused image has the label -1.
+    """
 
     labels: Tensor
     probabilities: Tensor
+    suspects: Tensor
     batches: tuple[BatchVerdict, ...]
     classes: tuple[str, ...] | None = None
 
@@ -66,7 +70,8 @@ class Predictions(PerImage):
         flagged = sum(batch.adversarial for batch in self.batches)
         untested = sum(not batch.tested for batch in self.batches)
         verdicts = f"{flagged} of {len(self.batches)} batches flagged" + f", {untested} not tested" * (untested > 0)
-        return f"Predictions({len(self):,} images, {verdicts}: {self._first()})"
+        suspects = f", {int(self.suspects.sum())} suspects" * (flagged > 0)
+        return f"Predictions({len(self):,} images, {verdicts}{suspects}: {self._first()})"
 
 
 class Batchwise(Protocol):
@@ -99,6 +104,7 @@ def predict(batches: Iterable[Predictions]) -> Predictions:
     return Predictions(
         torch.cat([part.labels for part in parts]),
         torch.cat([part.probabilities for part in parts]),
+        torch.cat([part.suspects for part in parts]),
         tuple(verdict for part in parts for verdict in part.batches),
         parts[-1].classes,
     )
@@ -139,7 +145,8 @@ def judged(
 def _one_batch(decision: Decision, here: slice) -> Predictions:
     test = (decision.adversarial, decision.statistic, decision.threshold, decision.p_value, decision.tested)
     verdict = BatchVerdict(here, *test)
-    return Predictions(decision.labels.cpu(), decision.probabilities.cpu(), (verdict,), decision.classes)
+    by_image = (decision.labels.cpu(), decision.probabilities.cpu(), decision.suspects.cpu())
+    return Predictions(*by_image, (verdict,), decision.classes)
 
 
 def rebatched(parts: Iterable[Tensor], size: int, sizes: range) -> Iterator[Tensor]:

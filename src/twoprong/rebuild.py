@@ -35,6 +35,9 @@ KINDS = {
     "upper": (torch.double, 1),
     "central": (torch.double, 1),
     "calibrated_on": (torch.long, 1),
+    "blame.filters": (torch.float, 4),
+    "blame.weights": (torch.float, 1),
+    "blame.limit": (torch.double, 0),
     "reference_pixels": (torch.float, 4),
     "reference_features": (torch.float, 2),
 }  # of the detector's tensors: type, dimensions

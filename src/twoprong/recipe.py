@@ -21,6 +21,7 @@ from twoprong.data.images import ImageLike
 from twoprong.data.splits import Splits, split
 from twoprong.data.tensors import Labelled, as_labelled
 from twoprong.defense import Defense
+from twoprong.detect.blame import Examples, weaker
 from twoprong.detect.detector import Detector
 from twoprong.detect.fit import fit_kernel
 from twoprong.detect.kernel import DeepKernel, Sample
@@ -125,7 +126,9 @@ def fit(
         reference = parts.kernel if config.detector.reference == "kernel" else parts.reference
         seen_by_test = sample(extract, reference.images)
         detector = Detector(kernel, seen_by_test, config.detector.permutations, config.detector.statistic)
-        detector.calibrate(sample(extract, parts.calibration.images), config.detector, config.seed, listen)
+        examples = Examples(clean_sample, sample(extract, weaker(parts.kernel.images, attacked)))
+        unlearned = sample(extract, parts.calibration.images)
+        detector.calibrate(unlearned, config.detector, config.seed, listen, examples)
 
         about: dict[str, Any] = {
             "fitted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from twoprong.attacks.target import ROLES, Hurdle, Plain, PlainOutcome, Role
 from twoprong.config import Estimator, FitConfig
-from twoprong.detect.copies import distinct
+from twoprong.detect.copies import copies, distinct
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import Sample
 from twoprong.detect.mmd import mmd2
@@ -35,14 +35,17 @@ class WhiteBox(nn.Module):
     def logits(
         self, images: Tensor, route: Role | None = None, draws: int = 1, generator: torch.Generator | None = None
     ) -> Tensor:
-        """Logits (draws, N, classes) on a route, or on the one the batch takes; exact gradients in the images.
+        """Logits (draws, N, classes) on a route, or on the ones that the images take; exact gradients in the images.
 
-        A route without noise gives one draw; the draws of another are computed as one batch.
+        A route without noise gives one draw; the draws of another are computed as one batch. Where the images of a batch
+        take both routes, both are computed for all of them: an attacker's batches keep their shape.
         """
-        if route is None:
-            with torch.no_grad():
-                route = "flagged" if self._flags(images) else "passing"
-        return self.route(route).logits(images, draws, generator)
+        if route is not None:
+            return self.route(route).logits(images, draws, generator)
+        with torch.no_grad():
+            rescued = self._rescued(self._suspects(images))
+        taken = [self.route(role).logits(images, draws, generator) for role in self._roles(rescued)]
+        return taken[0] if len(taken) == 1 else torch.where(rescued[:, None], taken[1], taken[0])
 
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         """MMD-OPT of the batch against the deployed reference, as a scalar tensor differentiable in the images.
@@ -86,6 +89,20 @@ class WhiteBox(nn.Module):
         """The features (N, d) that the test sees."""
         return self.extractor(images)[1]
 
+    def suspicion(self, images: Tensor) -> Tensor:
+        """How far each image's score (N,) is above the limit of blame, differentiable; zero where there are no scores."""
+        blame = self.detector.blame
+        return (
+            0 * images.flatten(1).sum(1)
+            if blame is None
+            else self.detector.scores(self._sample(images)) - blame.limit.float()
+        )
+
+    def suspects(self, images: Tensor) -> Tensor:
+        """Which images (N,) would be blamed; none where the batch passes."""
+        with torch.no_grad():
+            return self._suspects(images)
+
     def witness(self, images: Tensor, others: Tensor) -> Tensor:
         """How conspicuous each image is among `others`: mean k(others, z) - mean k(reference, z), differentiable.
 
@@ -102,12 +119,31 @@ class WhiteBox(nn.Module):
     def _sample(self, images: Tensor) -> Sample:
         return Sample(images, self.embed(images))
 
-    def _flags(self, images: Tensor) -> bool:
-        """The route of a batch, without the p-value: what an attacker asks at every step."""
-        images = distinct(images)
+    def _suspects(self, images: Tensor) -> Tensor:
+        """Who is blamed, without the p-value: what an attacker asks at every step. Copies count once."""
+        repeated = copies(images)
+        if repeated is not None:
+            first, back = repeated
+            return self._suspects(images[first])[back]
         if len(images) < self.detector.batch_sizes[0]:
-            return self.config.on_small_batch == "denoise"
-        return self.detector.flags(self.statistic(images).item(), len(images))
+            return torch.full((len(images),), self.config.on_small_batch == "denoise", device=images.device)
+        batch = self._sample(images)
+        if not self.detector.flags(self.detector.statistic(batch).item(), len(images)):
+            return torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        return self.detector.suspects(batch)[0]
+
+    def _rescued(self, suspects: Tensor) -> Tensor:
+        """Who takes the flagged route: by `config.rescue` the suspects, or all images of their batch, or nobody."""
+        if self.config.rescue == "suspects":
+            return suspects
+        return torch.full_like(suspects, self.config.rescue == "batch" and bool(suspects.any()))
+
+    @staticmethod
+    def _roles(rescued: Tensor) -> tuple[Role, ...]:
+        """The routes that are taken."""
+        if bool(rescued.all()):
+            return ("flagged",)
+        return ROLES if bool(rescued.any()) else ("passing",)
 
 
 class OneRoute(Plain):

@@ -22,6 +22,7 @@ from twoprong.attacks.pgd import BIM, EOTPGD, PGD
 from twoprong.attacks.route import RouteAttack
 from twoprong.attacks.square import Square
 from twoprong.attacks.target import Target
+from twoprong.attacks.unblamed import Unblamed
 
 ATTACKS: dict[str, type[Attack]] = {
     "noise": Noise,
@@ -46,6 +47,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "gate": Gate,
     "greedy": Greedy,
     "match": Match,
+    "unblamed": Unblamed,
     "alarm": Alarm,
 }
 

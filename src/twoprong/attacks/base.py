@@ -79,8 +79,10 @@ class Attack(ABC):
             found = self.perturb(target, images, labels, generator).detach()
             found = self.ball.project(found, images, self.eps)
             outcome = target.decide(found, generator)
-        success = outcome.logits.argmax(1) != labels
-        objective = margin(outcome.logits, labels).mean().item()
+        success, gap = outcome.logits.argmax(1) != labels, margin(outcome.logits, labels)
+        if (rejected := getattr(outcome, "rejected", None)) is not None:  # who gets no answer is not fooled
+            success, gap = success & ~rejected, gap.masked_fill(rejected, 0.0)
+        objective = gap.mean().item()
         return AttackResult(found, success, outcome.adversarial, outcome.statistic, objective, target.queries)
 
     @abstractmethod

@@ -90,11 +90,14 @@ class Transparent(Target, Protocol):
     def witness(self, images: Tensor, others: Tensor) -> Tensor:
         """How conspicuous each image (N,) is among clean `others`: its own share in the statistic, up to a constant."""
 
+    def suspicion(self, images: Tensor) -> Tensor:
+        """How far each image (N,) by itself is above the limit at which it is blamed for an alarm; zero without a limit."""
+
     def reference_images(self) -> Tensor:
         """The clean images that batches are tested against; none for a plain classifier."""
 
 
-INSIDE = ("restored", "classified", "hurdles", "embed", "witness", "reference_images")
+INSIDE = ("restored", "classified", "hurdles", "embed", "witness", "suspicion", "reference_images")
 
 
 def transparent(target: Target) -> Transparent:
@@ -155,6 +158,9 @@ class Plain:
     def witness(self, images: Tensor, others: Tensor) -> Tensor:
         return 0 * images.flatten(1).sum(1)
 
+    def suspicion(self, images: Tensor) -> Tensor:
+        return 0 * images.flatten(1).sum(1)
+
     def reference_images(self) -> Tensor:
         return torch.zeros(0)
 
@@ -202,6 +208,10 @@ class Counted:
     def witness(self, images: Tensor, others: Tensor) -> Tensor:
         self.queries += len(images) + len(others)
         return transparent(self.target).witness(images, others)
+
+    def suspicion(self, images: Tensor) -> Tensor:
+        self.queries += len(images)
+        return transparent(self.target).suspicion(images)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)

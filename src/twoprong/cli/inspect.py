@@ -4,7 +4,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from twoprong.bundle import read_detector, read_manifest
-from twoprong.card import classifier_name, mode, training
+from twoprong.card import RESCUES, classifier_name, mode, training
 from twoprong.cli.arguments.inspect import InspectArguments
 from twoprong.cli.output import out, print_json
 from twoprong.errors import printable
@@ -13,7 +13,7 @@ from twoprong.errors import printable
 def inspect(given: InspectArguments) -> None:
     """Show a bundle's manifest, which reading it verifies, and the detector's thresholds, which are those in force."""
     manifest = read_manifest(given.bundle)
-    thresholds = read_detector(given.bundle, manifest).thresholds
+    judge = read_detector(given.bundle, manifest)
     if given.as_json:
         print_json(manifest)
         return
@@ -32,6 +32,10 @@ def inspect(given: InspectArguments) -> None:
         if detector["threshold"] is None
         else "not calibrated: a constant threshold",
         "small batches": config["on_small_batch"],
+        "flagged batches": RESCUES[config["rescue"]].format(**detector),
+        "suspects": "cannot be told from the rest of their batch"
+        if judge.blame is None
+        else f"images with a score from {judge.blame.limit.item():.4g}, and more until the rest would pass",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest["versions"].items()),
         "bytes": f"{sum(entry['bytes'] for entry in manifest['files'].values()):,}, all files verified",
         **about.get("measured", {}),
@@ -43,6 +47,6 @@ def inspect(given: InspectArguments) -> None:
     rows = Table(title="Thresholds by batch size (linear in 1/size between)")
     for column in ("batch size", "threshold", "best estimate"):
         rows.add_column(column, justify="right")
-    for size, upper, central in zip(*(column.tolist() for column in thresholds), strict=True):
+    for size, upper, central in zip(*(column.tolist() for column in judge.thresholds), strict=True):
         rows.add_row(str(size), f"{upper:.6f}", f"{central:.6f}")
     out.print(rows)

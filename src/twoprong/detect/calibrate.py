@@ -16,6 +16,7 @@ The threshold in force is an upper quantile over δ of the batches' quantile, th
 """
 
 import math
+from statistics import NormalDist
 from typing import NamedTuple
 
 import torch
@@ -80,6 +81,22 @@ def calibrate(
         progress("calibrate", step + 1, len(sizes), f"batches of {size}")
     table = Thresholds(sizes, torch.stack(upper).double().cpu(), torch.stack(central).double().cpu())
     return table, torch.stack(null).float().cpu()
+
+
+def allowance(rate: float, count: int, confidence: float) -> float:
+    """The rate to aim for on `count` images so that with this confidence at most `rate` of others are hit."""
+    return max(0.0, rate - NormalDist().inv_cdf(confidence) * math.sqrt(rate * (1 - rate) / count))
+
+
+def with_single(
+    table: Thresholds, null: Tensor, scores: Tensor, rate: float, confidence: float
+) -> tuple[Thresholds, Tensor]:
+    """The table and the null law with a row for single images before the others: the law of clean images' scores."""
+    scores, aim = scores.double().cpu(), allowance(rate, len(scores), confidence)
+    levels = torch.arange(1, null.shape[1] + 1, dtype=torch.double) / (null.shape[1] + 1)
+    rows = torch.tensor([1]), torch.quantile(scores, 1 - aim)[None], torch.quantile(scores, 1 - rate)[None]
+    columns = (torch.cat([row, column]) for row, column in zip(rows, table, strict=True))
+    return Thresholds(*columns), torch.cat([torch.quantile(scores, levels)[None].float(), null])
 
 
 def measured_sizes(smallest: int, largest: int, ratio: float = 1.35) -> Tensor:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from twoprong.detect.blame import Blame
 from twoprong.detect.calibrate import Thresholds
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.errors import InputError
@@ -29,18 +30,49 @@ def check_alarm(kernel: DeepKernel, reference: Sample, table: Thresholds) -> Non
     2·(k(a, b) - k(a, b far)) reaches every threshold, for the median image and its most similar other one. A kernel that is
     blind to features (a bandwidth of nothing or without end, features that are infinitely far apart already) gives zero.
     """
-    if not len(table.sizes):
+    several = table.upper[table.sizes > 1]
+    if not len(several):
         return
     features = reference.features
     far = Sample(reference.pixels, features + FAR * features.std(0) + 1)
     with torch.no_grad():
         gain = (kernel(reference, reference) - kernel(reference, far)).fill_diagonal_(-torch.inf)
-    reach, highest = 2 * gain.amax(1).median().item(), table.upper.max().item()
+    reach, highest = 2 * gain.amax(1).median().item(), several.max().item()
     if not highest < reach:  # NaN is refused too
         raise InputError(
             f"detector: a threshold of {highest:.4g} is never reached: with this kernel and reference, images whose "
             f"features are all {FAR} standard deviations off give {reach:.4g}; fit again, or lower detector.threshold"
         )
+
+
+def check_blame(blame: Blame | None, scores: Tensor | None, table: Thresholds) -> None:
+    """Refuse a score, or thresholds of it, with which no image would ever be blamed or found.
+
+    `scores` are the reference's. They are clean images' and the thresholds are high quantiles of such: further above the
+    highest than that is above the lowest, they are out of reach. Single images need a score.
+    """
+    alone = table.upper[table.sizes == 1]
+    if blame is None or scores is None:
+        if len(alone):
+            raise InputError("not a detector's tensors: a threshold for single images, but no score for them")
+        return
+    low, high = scores.min().item(), scores.max().item()
+    highest = max([blame.limit.item(), *alone.tolist()])
+    if not (low < high and highest <= 2 * high - low):  # NaN is refused too
+        raise InputError(
+            f"detector: a limit of {highest:.4g} is never reached by scores like the reference's, {low:.4g} to {high:.4g}; "
+            "fit again"
+        )
+
+
+def check_filters(filters: Tensor, weights: Tensor, limit: Tensor, pixels: Tensor) -> None:
+    """A score's tensors, as they fit together and the images."""
+    shape = tuple(filters.shape)
+    fits = filters.ndim == pixels.ndim == 4 and len(filters) == filters[0].numel() and shape[1] == pixels.shape[1]
+    if not fits or any(side > most for side, most in zip(shape[2:], pixels.shape[2:], strict=True)):
+        raise InputError(f"not a detector's tensors: filters of {shape} for images of {tuple(pixels.shape[1:])}")
+    if weights.shape != (len(filters) + 2,) or limit.ndim:
+        raise InputError(f"not a detector's tensors: {tuple(weights.shape)} weights, limit {tuple(limit.shape)}")
 
 
 def check_kernel(kernel: DeepKernel, features: Tensor) -> None:

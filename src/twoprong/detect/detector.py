@@ -1,4 +1,4 @@
-"""The detector: a kernel, a fixed clean reference, and thresholds by batch size."""
+"""The detector: a kernel, a fixed clean reference, thresholds by batch size, and a score for single images."""
 
 import math
 from bisect import bisect_left
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from twoprong.config import DetectorConfig, Statistic
 from twoprong.data.tensors import image_digests
+from twoprong.detect.blame import Batch, Blame, Examples, blamed
 from twoprong.detect.cached import Cached
-from twoprong.detect.calibrate import Thresholds, between, calibrate, measured_sizes
-from twoprong.detect.checks import check_alarm, check_finite, check_kernel, check_shapes
+from twoprong.detect.calibrate import Thresholds, between, calibrate, measured_sizes, with_single
+from twoprong.detect.checks import check_alarm, check_blame, check_filters, check_finite, check_kernel, check_shapes
 from twoprong.detect.copies import copies
 from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.detect.mixtures import Test, fit_blame
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
 from twoprong.detect.null import memberships, null_of, p_value, reached
 from twoprong.errors import InputError, StateError
@@ -48,6 +50,7 @@ class Detector(nn.Module):
     The statistic is MMD²_u over the whole reference, with the full cross mean at every batch size, so that thresholds of
     neighbouring sizes belong to one curve. Other `statistic`s, for constant thresholds only, are taken against as many
     reference images as the batch has, the first ones: the paper's ("paired") and the biased one of its authors' code.
+    Of a single image the statistic is the score of `blame`; without one, batches from 2 images up can be judged.
     Reference and thresholds are buffers: `.to(device)` and saving come free.
     """
 
@@ -72,6 +75,7 @@ class Detector(nn.Module):
         self._labels: dict[tuple[object, ...], Tensor] = {}
         self._gram_seen: Cached | None = None
         self._table_seen: Cached | None = None
+        self.blame: Blame | None = None
         self.register_buffer("reference_pixels", reference.pixels.detach().clone())
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("calibrated_on", torch.zeros(0, dtype=torch.long))
@@ -119,36 +123,84 @@ class Detector(nn.Module):
             seen = self._table_seen = Cached.of(columns, read)
         return cast(_Read, seen.value)
 
-    def calibrate(self, clean: Sample, config: DetectorConfig, seed: int, progress: Progress = silent) -> "Detector":
+    def calibrate(
+        self,
+        clean: Sample,
+        config: DetectorConfig,
+        seed: int,
+        progress: Progress = silent,
+        examples: Examples | None = None,
+    ) -> "Detector":
         """Set the thresholds from clean images that are neither in the reference nor known to kernel and classifier.
 
-        Where the settings name a constant threshold, as the paper does, it is taken for every size instead. A statistic
-        that needs a reference of the batch's size is offered up to the reference's.
+        Where the settings name a constant threshold, as the paper does, it is taken for every size of 2 or more instead. A
+        statistic that needs a reference of the batch's size is offered up to the reference's, and cannot say whom to blame.
+        From `examples` the score of single images is learned: with it suspects can be named and one image can be judged.
         """
         largest = config.max_batch_size if self.kind == "full" else min(config.max_batch_size, len(self.reference))
-        sizes = measured_sizes(min(config.min_batch_size, largest), largest)
+        sizes, null = measured_sizes(min(max(2, config.min_batch_size), largest), max(2, largest)), None
+        self.blame = None
         if config.threshold is not None:
             constant = torch.full((len(sizes),), config.threshold, dtype=torch.double)
-            return self._set_thresholds(Thresholds(sizes, constant, constant.clone()))
+            table = Thresholds(sizes, constant, constant.clone())
+        else:
+            table, null = self._calibrated(clean, config, sizes, seed, progress)
+        self._set_thresholds(table, null)
+        if examples is not None and self.kind == "full":
+            clean, draw = _once(clean), generator(seed, "blame")
+            test = Test(self._gram, self.reference, self._within, self.flags, self.batch_sizes)
+            self.blame = fit_blame(test, clean, examples, config, draw)
+            if config.min_batch_size == 1 and null is not None:
+                alone = self.scores(clean).detach()
+                self._set_thresholds(*with_single(table, null, alone, config.false_alarm_rate, config.confidence))
+        return self
+
+    def _calibrated(
+        self, clean: Sample, config: DetectorConfig, sizes: Tensor, seed: int, progress: Progress
+    ) -> tuple[Thresholds, Tensor]:
         if len(clean) < LEAST:
             raise InputError(f"calibrate: expected {LEAST} or more clean images, got {len(clean)}")
         check_finite(clean, "calibrate: clean images")
         self.calibrated_on = image_digests(clean.pixels).to(self.reference_features.device)
         clean = _once(clean)
-        table, null = calibrate(
+        return calibrate(
             self._gram(clean, clean),
             self._gram(self.reference, clean),
-            off_diagonal_mean(self.k_reference).item(),
+            self._within.item(),
             sizes,
             config.false_alarm_rate,
             config.confidence,
             generator(seed, "calibrate"),
             progress,
         )
-        return self._set_thresholds(table, null)
+
+    def scores(self, batch: Sample) -> Tensor:
+        """How suspicious each image is by itself (N,): the log-odds of `blame`, differentiable in the batch."""
+        if self.blame is None:
+            raise StateError("Detector has no score for single images: call calibrate(..., examples=...) first")
+        return self.blame.score(batch.pixels, self.kernel(self.reference, batch).mean(0))
+
+    @torch.no_grad()
+    def suspects(self, batch: Sample) -> tuple[Tensor, Tensor | None]:
+        """Who is blamed for the alarm that a batch raised (a mask), and every image's score.
+
+        A detector without scores, of an older bundle, blames all.
+        """
+        if self.blame is None:
+            return torch.ones(len(batch), dtype=torch.bool, device=batch.pixels.device), None
+        k_xy, k_yy = self._gram(self.reference, batch), self._gram(batch, batch)
+        near = k_xy.mean(0)
+        known = Batch(self.blame.score(batch.pixels, near), near, k_yy, self._within)
+        return blamed(known, self.blame.limit.item(), self.flags, self.batch_sizes), known.scores
+
+    @property
+    def _within(self) -> Tensor:
+        return off_diagonal_mean(self.k_reference)
 
     def statistic(self, batch: Sample) -> Tensor:
-        """MMD² between the reference and a batch of 2 or more, as a scalar tensor; differentiable in the batch."""
+        """MMD² between the reference and a batch, of one image its score: a scalar tensor, differentiable in the batch."""
+        if len(batch) == 1:
+            return self.scores(batch)[0]
         rows = self.opposite(len(batch))
         return self.from_grams(self.kernel(self.reference.rows(rows), batch), self.kernel(batch, batch))
 
@@ -184,6 +236,8 @@ class Detector(nn.Module):
 
     def measure(self, batch: Sample, k_reference: Tensor, memberships: Tensor) -> Tensor:
         """The statistic, and how many of the relabelled samples reach it: a tensor of two, so that a GPU is asked once."""
+        if len(batch) == 1:
+            return torch.stack([statistic := self.statistic(batch), torch.zeros_like(statistic)])
         reference = self.reference.rows(slice(len(k_reference)))
         k_xy, k_yy = self.kernel(reference, batch), self.kernel(batch, batch)
         statistic = self.compare(k_reference, k_yy, k_xy)
@@ -237,6 +291,7 @@ class Detector(nn.Module):
             null = state.get("null", torch.zeros(0, 0))
             check_shapes(reference, table, null)
             detector = cls(fitted.requires_grad_(False), reference, permutations, statistic)
+            detector.blame = _blame_of(state, reference)
             detector._set_thresholds(table, null)
             digests = state.get("calibrated_on", detector.calibrated_on)
             if digests.ndim != 1 or digests.dtype != torch.long:
@@ -258,6 +313,7 @@ class Detector(nn.Module):
                 f"statistic {self.kind!r} needs as many"
             )
         check_alarm(self.kernel, self.reference, table)
+        check_blame(self.blame, None if self.blame is None else self.scores(self.reference), table)
         law = torch.zeros(0, 0) if null is None else null
         for name, column in zip(("sizes", "upper", "central", "null"), (*table, law), strict=True):
             self.register_buffer(name, column.to(self.reference_features.device))
@@ -283,6 +339,15 @@ class _Read(NamedTuple):
     offered: range
     found: dict[int, float]
     levels: dict[int, list[float]]
+
+
+def _blame_of(state: dict[str, Tensor], reference: Sample) -> Blame | None:
+    """The score among a detector's tensors; None where there is none, as in older bundles."""
+    if not any(name.startswith("blame.") for name in state):
+        return None
+    filters, weights, limit = (state[f"blame.{name}"] for name in ("filters", "weights", "limit"))
+    check_filters(filters, weights, limit, reference.pixels)
+    return Blame(filters, weights, limit)
 
 
 def _once(sample: Sample) -> Sample:

@@ -23,6 +23,7 @@ PASSES = {
     "match": 3.0,
     "gate": 12.0,
     "greedy": 3.0,
+    "unblamed": 3.0,
     "autoattack-rand": 2.0,
     "cw": 5.0,
 }
@@ -192,6 +193,7 @@ def _strong(setting: Setting) -> list[Item]:
             make("evade" + end, "adaptive", "evade", target, steps=100, restarts=2),
             make("greedy" + end, "adaptive", "greedy", target),
             make("match" + end, "adaptive", "match", target, steps=100),
+            make("unblamed" + end, "adaptive", "unblamed", target),
             make("square" + end, "adaptive", "square", target, steps=1000),
             make("bpda-eot" + end, "adaptive", "bpda-eot", target),
             make("autoattack" + end, "adaptive", "autoattack-rand", target, steps=50, draws=8),
@@ -211,6 +213,7 @@ def _strong(setting: Setting) -> list[Item]:
             make(f"evade on {slots} of {size}", "partial", "evade", **held, **HIDING),
             make(f"greedy on {slots} of {size}", "partial", "greedy", **held),
             make(f"match on {slots} of {size}", "partial", "match", **held),
+            make(f"unblamed on {slots} of {size}", "partial", "unblamed", **held),
             make(f"alarm on {slots} of {size}", "disrupt", "alarm", **held),
             make(f"alarm on {slots} of {size}, any image", "disrupt", "alarm", eps=ANY_IMAGE, norm="linf", **held),
         ]

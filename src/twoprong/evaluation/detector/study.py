@@ -27,7 +27,7 @@ from twoprong.results.detector import (
 )
 from twoprong.seeds import generator
 
-SIZES = (2, 5, 10, 25, 50, 100, 200)
+SIZES = (1, 2, 5, 10, 25, 50, 100, 200)
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
 CLASSES = (1, 2, 5)
 BATCHES = 400  # at most, per point of a curve
@@ -44,11 +44,14 @@ class Pool:
         detector, seen = defense.detector, sample(defense.extractor, images)
         self.defense, self.images = defense, images
         self.k_yy, self.k_xy = detector.kernel(seen, seen), detector.kernel(detector.reference, seen)
+        self.scores = None if detector.blame is None else detector.scores(seen)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def statistic(self, batch: Tensor) -> float:
+        if len(batch) == 1 and self.scores is not None:
+            return self.scores[batch].item()
         return self.defense.detector.from_grams(self.k_xy[:, batch], self.k_yy[batch][:, batch]).item()
 
 

@@ -1,0 +1,32 @@
+"""The fine structure of images: how much they vary along each principal direction of small patches.
+
+Photographs vary little along some directions (against the grain, between colours), and along those an attack's change of
+one or two grey levels stands out, image by image. Nothing of it depends on a network.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SIDE = 4  # of a patch, in pixels
+FLOOR = 1e-7  # of a mean square: far below one grey level, and it keeps flat images finite
+
+
+@torch.no_grad()
+def patch_directions(images: Tensor, side: int = SIDE) -> Tensor:
+    """The principal directions of the images' patches, as orthonormal filters (C·side², C, side, side)."""
+    channels, height, width = images.shape[1:]
+    tall, wide = min(side, height), min(side, width)
+    size, total = channels * tall * wide, torch.zeros((), dtype=torch.double, device=images.device)
+    mean = images.double().mean((0, 2, 3)).repeat_interleave(tall * wide)[:, None]
+    for part in images.double().split(100):
+        patches = F.unfold(part, (tall, wide)) - mean
+        total = total + torch.einsum("nip,njp->ij", patches, patches)
+    return torch.linalg.eigh(total).eigenvectors.T.reshape(size, channels, tall, wide).float()
+
+
+def texture(images: Tensor, filters: Tensor) -> Tensor:
+    """log of the variance over positions of each filter's response: (N, filters), differentiable in the images."""
+    with torch.autocast(images.device.type, enabled=False):
+        response = F.conv2d(images.float(), filters)
+        return (response.var((2, 3), unbiased=False) + FLOOR).log()

@@ -272,3 +272,82 @@ def test_half_precision_is_refused_before_anything_changes(defense):
         with pytest.raises(InputError, match="expected float32 or float64"):
             convert()
     assert {value.dtype for value in defense.parameters()} == {torch.float32}
+
+
+def with_rescue(defense, rescue):
+    return Defense(**vars(replace(defense.parts, config=defense.config.model_copy(update={"rescue": rescue}))))
+
+
+@pytest.fixture(scope="module")
+def mixed(digits, attacked):
+    """A batch with 40 attacked images before 60 clean ones."""
+    return torch.cat([attacked[:40], digits.test.images[100:160]])
+
+
+def test_only_suspects_take_the_flagged_route(defense, classifier, mixed):
+    decision = defense(mixed, torch.Generator().manual_seed(1))
+    blamed, bare = decision.suspects, classifier(mixed)
+    assert decision.adversarial
+    assert blamed[:40].float().mean() > 2 * blamed[40:].float().mean() > 0
+    assert blamed[40:].float().mean() < 0.25
+    assert torch.equal(decision.images[~blamed], mixed[~blamed])
+    assert torch.allclose(decision.logits[~blamed], bare[~blamed], atol=1e-5)
+    expected = defense.restored(mixed[blamed], generator=torch.Generator().manual_seed(1))
+    assert torch.equal(decision.images[blamed], expected)
+    assert torch.equal(decision.logits[blamed], classifier(expected))
+    assert decision.scores[blamed].mean() > decision.scores[~blamed].mean()
+    assert [one.suspect for one in decision] == blamed.tolist()
+
+
+def test_the_papers_rescue_sends_the_whole_batch_and_names_the_same_suspects(defense, mixed):
+    paper, now = with_rescue(defense, "batch"), defense(mixed)
+    decision = paper(mixed, torch.Generator().manual_seed(1))
+    assert torch.equal(decision.suspects, now.suspects)
+    assert torch.equal(decision.images, paper.restored(mixed, generator=torch.Generator().manual_seed(1)))
+
+
+def test_a_refused_batch_gets_no_answer_and_a_clean_one_does(defense, digits, mixed, tmp_path):
+    defense.save(tmp_path / "bundle")
+    strict = load(tmp_path / "bundle", rescue="refuse")
+    decision = strict(mixed)
+    assert decision.rejected.all()
+    assert decision.labels.tolist() == [-1] * 100
+    assert decision.logits.isnan().all()
+    assert torch.equal(decision.images, mixed)
+    clean = strict(digits.test.images[:100])
+    assert not clean.rejected.any()
+    assert torch.equal(clean.labels, defense(digits.test.images[:100]).labels)
+    assert (strict.predict(mixed).labels == -1).all()
+    with pytest.raises(InputError, match="rescue: expected one of suspects, batch, refuse"):
+        load(tmp_path / "bundle", rescue="all")
+
+
+def test_a_clean_batch_has_no_suspects(defense, digits):
+    decision = defense(digits.test.images[:100])
+    assert not decision.suspects.any()
+    assert decision.scores is None
+
+
+@pytest.mark.parametrize("rescue", ["suspects", "batch"])
+def test_attackers_see_the_routes_that_images_take(defense, mixed, rescue):
+    target = with_rescue(defense, rescue)
+    taken = target.suspects(mixed) if rescue == "suspects" else torch.ones(100, dtype=torch.bool)
+    decision = target(mixed)
+    assert torch.equal(target.suspects(mixed), decision.suspects)
+    leaf = mixed.clone().requires_grad_()
+    logits = target.logits(leaf, None, 3, torch.Generator().manual_seed(0))
+    assert logits.shape == (3, 100, 10)
+    assert torch.allclose(logits[:, ~taken], defense.logits(mixed, "passing")[:, ~taken].expand(3, -1, -1), atol=1e-5)
+    assert (logits[0, taken] != logits[1, taken]).any(1).all()
+    assert torch.autograd.grad(logits.sum(), leaf)[0].isfinite().all()
+    assert ((target.suspicion(mixed) < 0) | decision.suspects).all(), "who is above the limit is blamed"
+
+
+def test_one_image_is_judged_alone(defense, digits, attacked):
+    clean = [defense(image[None]) for image in digits.test.images[:60]]
+    found = [defense(image[None]) for image in attacked[:60]]
+    assert all(one.tested for one in clean)
+    assert sum(one.adversarial for one in clean) <= 12  # 5 % asked
+    assert sum(one.adversarial for one in found) > 3 * sum(one.adversarial for one in clean)
+    assert all(one.suspects.item() == one.adversarial for one in (*clean, *found))
+    assert defense.statistic(attacked[:1]).item() == pytest.approx(found[0].statistic, abs=1e-4)

@@ -1,8 +1,8 @@
 """The limit of blame, from batches of held-out images of which some are attacked: few clean images may reach it.
 
 For every share of attacked images, none included, the clean images of flagged batches are counted, over all sizes. The
-lowest limit that blames no more of them than was asked for is taken. Clean batches that were flagged by chance are the
-hardest kind: something in them is unusual.
+lowest limit that blames no more of them than was asked for, of each share and in all, is taken. Clean batches that were
+flagged by chance are the hardest kind: something in them is unusual.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,6 +21,7 @@ SIZES = (25, 50, 100)
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.5)
 BATCHES = 20  # of each size and share
 CLEAN_BATCHES = 200  # of those without attacked images, because few of them are flagged
+FEWEST = 10  # flagged batches: a kind of mixture with fewer says nothing by itself
 TRIED = 20  # limits
 
 
@@ -54,7 +55,8 @@ def fit_blame(test: Test, clean: Sample, examples: Examples, config: DetectorCon
         batch = Batch(scores[index], near[index], test.gram(pool.rows(index), pool.rows(index)), test.within)
         return batch, (test.within + off_diagonal_mean(batch.k) - 2 * batch.near.mean()).item()
 
-    kinds = [list(_flagged(test, len(clean), len(pool), share, look, generator)) for share in SHARES]
+    found = [list(_flagged(test, len(clean), len(pool), share, look, generator)) for share in SHARES]
+    kinds = [[one for kind in found for one in kind], *(kind for kind in found if len(kind) >= FEWEST)]
     rate = allowance(config.false_blame_rate, len(clean), config.confidence)
     levels = torch.linspace(1 - rate, 1, TRIED, dtype=torch.double)
     limits = torch.quantile(scores[: len(clean)].double(), levels.to(scores.device)).tolist()

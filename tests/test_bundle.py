@@ -59,7 +59,7 @@ def test_a_bundle_holds_what_it_says_and_nothing_else(original):
     assert sorted(file.name for file in original.iterdir()) == sorted(FILES)
     manifest = read_manifest(original)
     assert manifest["preprocessing"] == {"channels": 1, "height": 8, "width": 8, "range": [0, 1]}
-    assert [row["batch_size"] for row in manifest["thresholds"]][:1] == [2]
+    assert [row["batch_size"] for row in manifest["thresholds"]][:2] == [1, 2]
     assert set(manifest["about"]["split_hashes"]) == {"denoiser", "kernel", "reference", "calibration"}
     assert manifest["config"]["seed"] == 0
     assert not list(original.parent.glob(".*")), "temporary directories are left behind"

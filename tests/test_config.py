@@ -101,7 +101,7 @@ def test_what_is_no_number_is_named(text):
         ("detector", "false_alarm_rate", 0),
         ("detector", "false_alarm_rate", 1),
         ("detector", "confidence", 0.4),
-        ("detector", "min_batch_size", 1),
+        ("detector", "min_batch_size", 0),
         ("detector", "threshold", float("nan")),
         ("denoiser", "sigma", 1.1),
         ("denoiser", "alpha", -0.1),

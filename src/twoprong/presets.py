@@ -33,10 +33,11 @@ from twoprong.errors import ConfigError
 MILESTONES = (44 / 60, 59 / 60)  # ÷10 at the 45th and the 60th of 60 epochs, counted from 1
 
 _PAPER = FitConfig(
+    rescue="batch",
     # Nothing is calibrated; so many are left out that the denoiser, and its classifier, learn the same images as by our way.
     splits=SplitConfig(kernel=500, reference=500, calibration=2500),
     kernel=KernelConfig(ascent="paper", projections=(0,), lr=2e-4, batch_size=500, beta0=5e-11, pixel_bandwidth=32.0),
-    detector=DetectorConfig(statistic="paired", threshold=0.5),
+    detector=DetectorConfig(statistic="paired", threshold=0.5, min_batch_size=2),
     denoiser=DenoiserConfig(milestones=MILESTONES, noise="unclamped", guide="detector", clamp=False),
 )
 

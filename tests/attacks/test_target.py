@@ -140,19 +140,19 @@ def test_its_clean_route_is_the_classifier(defense, classifier, clean, attacked)
     assert torch.equal(defense.logits(clean, "passing", draws=5), classifier(clean)[None])
 
 
-def test_its_denoising_route_is_the_decisions_with_the_same_noise(defense, attacked):
-    decision = defense.decide(attacked, generator(1, "noise"))
+def test_its_denoising_route_is_the_decisions_with_the_same_noise(older, attacked):
+    decision = older.decide(attacked, generator(1, "noise"))
     assert decision.adversarial
-    assert torch.equal(defense.logits(attacked, "flagged", generator=generator(1, "noise"))[0], decision.logits)
-    assert not torch.equal(defense.logits(attacked, "flagged", generator=generator(2, "noise"))[0], decision.logits)
+    assert torch.equal(older.logits(attacked, "flagged", generator=generator(1, "noise"))[0], decision.logits)
+    assert not torch.equal(older.logits(attacked, "flagged", generator=generator(2, "noise"))[0], decision.logits)
 
 
-def test_without_a_route_the_batch_takes_that_of_its_verdict(defense, classifier, clean, attacked):
+def test_without_a_route_the_batch_takes_that_of_its_verdict(older, classifier, clean, attacked):
     for images, flagged in ((clean, False), (attacked, True)):
-        decision = defense.decide(images, generator(1, "noise"))
+        decision = older.decide(images, generator(1, "noise"))
         assert decision.adversarial == flagged
-        assert torch.equal(defense.logits(images, generator=generator(1, "noise"))[0], decision.logits)
-    assert torch.equal(defense.logits(clean), classifier(clean)[None])
+        assert torch.equal(older.logits(images, generator=generator(1, "noise"))[0], decision.logits)
+    assert torch.equal(older.logits(clean), classifier(clean)[None])
 
 
 def test_draws_are_independent_and_of_one_law(defense, clean):

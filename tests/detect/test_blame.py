@@ -38,7 +38,7 @@ def mixture(size, many, *name):
 
 
 @pytest.mark.parametrize("size", [25, 50, 100])
-@pytest.mark.parametrize("share", [0.3, 0.6])
+@pytest.mark.parametrize("share", [0.3, 0.5])
 def test_the_attacked_are_found_and_few_clean_images_are_blamed(detector, size, share):
     """Over 20 batches; 10 % of clean images may be blamed: above 13 % a right limit would be by chance in one of 1,000."""
     many, found, wrong, flagged = round(share * size), 0, 0, 0
@@ -87,6 +87,13 @@ def test_what_cannot_be_judged_is_blamed(detector):
     assert blamed(broken, 1.0, lambda value, size: False, SIZES).tolist() == [False, True, False, True, False]
     assert blamed(broken, 1.0, lambda value, size: True, SIZES).all(), "no rest passes"
     assert blamed(broken, 1.0, lambda value, size: False, range(4, 9)).all(), "a rest of 3 cannot be judged"
+
+
+def test_where_two_thirds_are_blamed_all_are():
+    scores, pass_all = torch.arange(9.0), lambda value, size: False
+    batch = Batch(scores, torch.ones(9), torch.eye(9), torch.tensor(1.0))
+    assert blamed(batch, 3.0, pass_all, SIZES).sum() == 6
+    assert blamed(batch, 2.0, pass_all, SIZES).all()
 
 
 def test_single_images_are_judged_by_their_score(detector):

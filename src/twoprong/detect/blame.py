@@ -6,7 +6,8 @@ parts of it, so that small changes are known, too. It judges an image by itself:
 
 An image is blamed if its score reaches the limit. Then the rest must pass the test at its own size: until it does, the image
 with the largest witness is blamed as well. So nobody is classified as clean who would not have passed the test without the
-suspects, whatever became of the scores; where no rest passes, all are blamed.
+suspects, whatever became of the scores; where no rest passes, all are blamed. So they are where two thirds are: in a batch
+that somebody filled with attacked images, the few that are not found are no better.
 """
 
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from twoprong.detect.texture import patch_directions, texture
 
 STRENGTHS = (1.0, 0.5, 0.25)  # parts of an attack's change that the score is learned from
 RIDGE = 1e-3  # on coefficients of columns with unit variance
+MOST = 2 / 3  # of a batch may be blamed before all are
 NEWTON = 50  # steps at most; a handful is enough
 
 
@@ -102,4 +104,4 @@ def blamed(batch: Batch, limit: float, flags: Callable[[float, int], bool], size
     values = (batch.within + pairs - 2 * near.cumsum(0) / counts).tolist()
     kept = next((count for count in range(len(rest), smallest - 1, -1) if not flags(values[count - 1], count)), 0)
     found[rest[kept:]] = True
-    return found
+    return found if found.double().mean() <= MOST else torch.ones_like(found)

@@ -28,5 +28,5 @@ def patch_directions(images: Tensor, side: int = SIDE) -> Tensor:
 def texture(images: Tensor, filters: Tensor) -> Tensor:
     """log of the variance over positions of each filter's response: (N, filters), differentiable in the images."""
     with torch.autocast(images.device.type, enabled=False):
-        response = F.conv2d(images.float(), filters)
+        response = F.conv2d(images.to(filters.dtype), filters)
         return (response.var((2, 3), unbiased=False) + FLOOR).log()

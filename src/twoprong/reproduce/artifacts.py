@@ -111,8 +111,9 @@ class Artifacts:
         return cast(float, self._made[key])
 
     def defense(self, spec: Spec) -> Defense:
-        """The fitted defence; its `about` says how long the fit took. A constant threshold costs no fit of its own."""
-        config = self.scale.config(spec, self.seed)
+        """The fitted defence; its `about` says how long the fit took. Threshold and rescue cost no fit of their own."""
+        asked = self.scale.config(spec, self.seed)
+        config = asked.model_copy(update={"rescue": "batch"})
         classifier, work = self._protected(spec)
         named = spec.extractor or config.detector.extractor
         others = [self._classifier(named, config, None)[0]] if named else []
@@ -129,6 +130,9 @@ class Artifacts:
                 self._fit(classifier, config, features, None if spec.fresh else work, bundle)
             self._made[key] = load(bundle, classifier, device=self.data.train.images.device)
         made: Defense = self._made[key]
+        if asked.rescue != config.rescue:
+            changed = made.config.model_copy(update={"rescue": asked.rescue})
+            made = Defense(**vars(replace(made.parts, config=changed)))
         if spec.threshold is None:
             return made
         detector = config.detector.model_copy(update={"threshold": spec.threshold})

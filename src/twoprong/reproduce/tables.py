@@ -91,9 +91,9 @@ class Scale(Settings):
         return kind(**settings)
 
     def config(self, spec: Spec, seed: int) -> FitConfig:
-        """The settings of the cell's fit; a constant threshold is not among them."""
+        """The settings of the cell's fit, with the paper's rescue; a constant threshold is not among them."""
         base = preset(spec.preset or self.preset)
-        return load_config(assignments=(*self.set, *spec.set, f"seed={seed}"), base=base)
+        return load_config(assignments=("rescue=batch", *self.set, *spec.set, f"seed={seed}"), base=base)
 
 
 class Experiment(Settings):

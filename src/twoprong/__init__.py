@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from twoprong.config import FitConfig
     from twoprong.decision import Decision, Prediction
     from twoprong.defense import Defense, load
-    from twoprong.detect.detector import Detector, Verdict
+    from twoprong.detect.detector import Detector
     from twoprong.detect.kernel import DeepKernel, Sample
     from twoprong.detect.mmd import mmd2
+    from twoprong.detect.verdict import Verdict
     from twoprong.errors import TwoprongError
     from twoprong.evaluation.options import EvaluateOptions
     from twoprong.evaluation.run import Evaluation, evaluate
@@ -60,7 +61,7 @@ _HOMES = {
     "Predictions": "predict",
     "Sample": "detect.kernel",
     "TwoprongError": "errors",
-    "Verdict": "detect.detector",
+    "Verdict": "detect.verdict",
     "evaluate": "evaluation.run",
     "fit": "recipe",
     "load": "defense",

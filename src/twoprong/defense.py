@@ -24,9 +24,11 @@ from twoprong.choices import check_choice
 from twoprong.config import FitConfig, Rescue, SmallBatchPolicy
 from twoprong.data.images import ImageLike, check_extent, check_layout, extent
 from twoprong.decision import Decision, class_names
+from twoprong.detect.checks import refuse_half
 from twoprong.detect.copies import copies
-from twoprong.detect.detector import UNTESTED, Detector, Verdict, refuse_half
+from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import Sample
+from twoprong.detect.verdict import UNTESTED, Verdict
 from twoprong.errors import InputError
 from twoprong.models.features import Features, FeatureSource
 from twoprong.predict import Predictions, Source, judged, predict

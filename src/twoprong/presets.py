@@ -63,9 +63,12 @@ PRESETS = {
         }
     ),
     "authors": FitConfig(
+        rescue="batch",
         splits=_PAPER.splits,
         kernel=_PAPER.kernel,
-        detector=DetectorConfig(statistic="biased", threshold=0.05, extractor="resnet18-thin", reference="kernel"),
+        detector=DetectorConfig(
+            statistic="biased", threshold=0.05, extractor="resnet18-thin", reference="kernel", min_batch_size=2
+        ),
         denoiser=_PAPER.denoiser.model_copy(update={"batch_size": 100, "noise": "clamped", "estimator": "v"}),
         classifier=ClassifierConfig(epochs=200, schedule="step"),
     ),

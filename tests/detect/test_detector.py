@@ -7,8 +7,9 @@ from torch.autograd import gradcheck
 from twoprong.config import DetectorConfig
 from twoprong.data.tensors import image_digests
 from twoprong.detect.calibrate import LEVELS
-from twoprong.detect.detector import UNTESTED, Detector
+from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.detect.verdict import UNTESTED
 from twoprong.errors import InputError, StateError
 
 BUFFERS = ("reference_pixels", "reference_features", "sizes", "upper", "central")

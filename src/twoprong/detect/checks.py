@@ -1,5 +1,7 @@
 """What a detector must be made of: finite numbers, tensors that fit together, and a kernel that can raise an alarm."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -96,3 +98,13 @@ def check_shapes(reference: Sample, table: Thresholds, null: Tensor) -> None:
     fits = null.ndim == 2 and null.is_floating_point() and len(null) in (0, len(table.sizes))
     if not fits or not bool(null.isfinite().all()) or not bool((null.diff(dim=1) >= 0).all()):
         raise InputError(f"not a detector's tensors: a null law of {tuple(null.shape)}, expected rising rows, one per size")
+
+
+def refuse_half(fn: Callable[[Tensor], Tensor]) -> None:
+    """Raise InputError where `fn`, which a module is about to apply to its tensors, would make them half precision."""
+    dtype = fn(torch.zeros(0)).dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        raise InputError(
+            f"detector: expected float32 or float64, got {dtype}: thresholds and statistics would lose their digits; leave "
+            "the defence in float32 and put only a classifier of your own into half precision"
+        )

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
@@ -14,34 +13,26 @@ from twoprong.data.tensors import image_digests
 from twoprong.detect.blame import Batch, Blame, Examples, blamed
 from twoprong.detect.cached import Cached
 from twoprong.detect.calibrate import Thresholds, between, calibrate, measured_sizes, with_single
-from twoprong.detect.checks import check_alarm, check_blame, check_filters, check_finite, check_kernel, check_shapes
+from twoprong.detect.checks import (
+    check_alarm,
+    check_blame,
+    check_filters,
+    check_finite,
+    check_kernel,
+    check_shapes,
+    refuse_half,
+)
 from twoprong.detect.copies import copies
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mixtures import Test, fit_blame
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
 from twoprong.detect.null import memberships, null_of, p_value, reached
+from twoprong.detect.verdict import Verdict
 from twoprong.errors import InputError, StateError
 from twoprong.progress import Progress, silent
 from twoprong.seeds import generator
 
 LEAST = 10  # calibration images: of fewer, a resampled pool may be copies of one, which has no pairs and no variance
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the test says of one batch.
-
-    `p_value` is the share of clean batches with such a statistic or a larger one, under the law that the thresholds come
-    from: the calibrated null, given the reference. It is uniform on unseen clean batches as far as calibration can tell, and
-    at least 1/1000. Detectors without that law (of older bundles, or with a constant threshold) give the permutation test's
-    p-value instead, which holds on average over references, not for this one. A statistic that is not finite is flagged, and
-    has a p-value of NaN.
-    """
-
-    adversarial: bool
-    statistic: float
-    threshold: float
-    p_value: float
 
 
 class Detector(nn.Module):
@@ -354,16 +345,3 @@ def _once(sample: Sample) -> Sample:
     """Every image once."""
     found = copies(sample.pixels)
     return sample if found is None else sample.rows(found[0])
-
-
-def refuse_half(fn: Callable[[Tensor], Tensor]) -> None:
-    """Raise InputError where `fn`, which a module is about to apply to its tensors, would make them half precision."""
-    dtype = fn(torch.zeros(0)).dtype
-    if dtype in (torch.float16, torch.bfloat16):
-        raise InputError(
-            f"detector: expected float32 or float64, got {dtype}: thresholds and statistics would lose their digits; leave "
-            "the defence in float32 and put only a classifier of your own into half precision"
-        )
-
-
-UNTESTED = Verdict(adversarial=False, statistic=math.nan, threshold=math.nan, p_value=math.nan)

@@ -40,6 +40,7 @@ SAID = {
     "detector.threshold": (586, 0.5),
     "detector.false_alarm_rate": (0, 0.05),  # not used with a constant threshold, like the next one
     "detector.confidence": (0, 0.9),
+    "detector.false_blame_rate": (0, 0.1),  # nobody is blamed
     "detector.min_batch_size": (0, 2),
     "detector.max_batch_size": (0, 200),
     "detector.permutations": (0, 200),
@@ -53,6 +54,7 @@ SAID = {
     "denoiser.noise": (343, "unclamped"),  # S_noise = S_A + n
     "denoiser.estimator": (330, "u"),  # eq. 6 by eq. 2
     "denoiser.guide": (337, "detector"),  # the optimised kernel: one stone, two birds
+    "denoiser.clean_share": (343, 0.0),  # S_noise = S_A + n
     "denoiser.clamp": (362, False),  # S_denoised = g(S_noise)
 }
 

@@ -9,6 +9,7 @@ import json
 import platform
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from twoprong.detect.kernel import Sample
 from twoprong.errors import TwoprongError
 from twoprong.measure import partition, wilson
 from twoprong.recipe import sample
+from twoprong.routes import Route
 from twoprong.seeds import generator
 from twoprong.storage import load_tensors, save_tensors, write_atomic
 
-BUDGETS = (8, 4, 2, 1)  # of 255
+BUDGETS = (8, 4, 2, 1)  # of 255, for single images
+MIXED = (8, 2)  # for mixtures
 COUNT = 500  # images
 SIZES = (25, 50, 100)
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
-ROUNDS = 10  # random partitions into batches
+ROUNDS = 4  # random partitions into batches
 
 
 class Kind:
@@ -39,9 +42,20 @@ class Kind:
     def __init__(self, defense: tp.Defense, images: Tensor, labels: Tensor, draw: torch.Generator) -> None:
         self.seen = sample(defense.extractor, images, 100)
         self.scores = defense.detector.scores(self.seen)
-        routes = (defense.passing, defense.flagged)
-        logits = [torch.cat([route.logits(part, 1, draw)[0] for part in images.split(100)]) for route in routes]
-        self.bare, self.rescued = (one.argmax(1) == labels for one in logits)
+        self.defense, self.labels, self.draw = defense, labels, draw
+
+    @cached_property
+    def bare(self) -> Tensor:
+        return self._right(self.defense.passing)
+
+    @cached_property
+    def rescued(self) -> Tensor:
+        return self._right(self.defense.flagged)
+
+    @torch.no_grad()
+    def _right(self, route: Route) -> Tensor:
+        logits = [route.logits(part, 1, self.draw)[0] for part in self.seen.pixels.split(100)]
+        return torch.cat(logits).argmax(1) == self.labels
 
 
 def study(defense: tp.Defense, data: Labelled, attacked: dict[int, Tensor]) -> dict[str, Any]:
@@ -53,7 +67,7 @@ def study(defense: tp.Defense, data: Labelled, attacked: dict[int, Tensor]) -> d
     for budget, images in attacked.items():
         bad = Kind(defense, images, data.labels, draw)
         singles.append(_rate(f"{budget}/255", bad.scores >= threshold))
-        for size in SIZES:
+        for size in SIZES if budget in MIXED else ():
             for share in SHARES:
                 batches = [batch for _ in range(ROUNDS) for batch in partition(count, size, draw)]
                 row = _mixed(defense, clean, bad, batches, max(1, round(share * size)))

@@ -167,6 +167,7 @@ class DenoiserConfig(Settings):
     # that one has learned to look past the pixels and guides to worse ones.
     guide: Literal["median", "detector"] = "median"
     clamp: Flag = True  # denoised images to [0, 1]
+    clean_share: Annotated[Number, Field(ge=0, le=1)] = 0.0  # of the training images that are clean before the noise
 
 
 class ClassifierConfig(Settings):

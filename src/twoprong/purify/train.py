@@ -33,7 +33,8 @@ def train_denoiser(
 ) -> DUNet:
     """A DUNet, in eval mode and frozen. Adam, rate ÷10 at the milestones, minibatches reshuffled every epoch.
 
-    `clean` and `adversarial` are the same images before and after the attack. A checkpoint is written after every epoch.
+    `clean` and `adversarial` are the same images before and after the attack; a share of each batch may stay clean. A
+    checkpoint is written after every epoch.
     With "bf16" the denoiser computes in it (its weights and the loss stay in float32), compiled on a GPU.
     """
     device, count = adversarial.device, len(labels)
@@ -54,7 +55,9 @@ def train_denoiser(
             denoiser.train()
             for batch in batches:
                 optimiser.zero_grad()
-                noisy = add_noise(adversarial[batch], config, draw)
+                spared = round(config.clean_share * size)  # batches are in random order
+                before = torch.cat([clean.pixels[batch[:spared]], adversarial[batch[spared:]]])
+                noisy = add_noise(before, config, draw)
                 loss = loss_of(noisy, *clean.rows(batch), labels[batch])
                 loss.backward(inputs=list(denoiser.parameters()))
                 optimiser.step()

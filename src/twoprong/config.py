@@ -219,7 +219,9 @@ class FitConfig(Settings):
     balance: Part = 0.6
     seed: Annotated[int, Field(ge=0, strict=True)] = 0
     on_small_batch: SmallBatchPolicy = "error"
-    rescue: Rescue = "suspects"  # what takes the flagged route; "refuse": nothing, a flagged batch gets no labels
+    # What of a flagged batch takes the flagged route: all of it, as in the paper; its suspects; or nothing, and it gets no
+    # labels. The paper's is the default until attackers who know of suspects have been measured at full strength.
+    rescue: Rescue = "batch"
     splits: SplitConfig = SplitConfig()
     attack: AttackConfig = AttackConfig()
     kernel: KernelConfig = KernelConfig()

@@ -44,7 +44,6 @@ _PAPER = FitConfig(
 PRESETS = {
     "cifar10": FitConfig(),
     "digits": FitConfig(
-        rescue="batch",  # images of 8 by 8 pixels have little texture: of the attacked ones too few are suspects
         attack=AttackConfig(eps=0.18, step=0.045),
         denoiser=DenoiserConfig(width=0.25, epochs=60, batch_size=100, sigma=0.1, guide="detector"),
         classifier=ClassifierConfig(epochs=30, batch_size=64, augment=False),

@@ -74,7 +74,9 @@ def test_copies_of_an_attack_under_another_name_do_not_clear_it(lenient, digits,
     assert list(found.flagged) == [False] * 50 + [True] * 70
 
 
-def test_a_batch_too_small_to_test_is_the_policys(lenient, digits):
+def test_a_batch_too_small_to_test_is_the_policys(older, digits):
+    config = older.config.model_copy(update={"on_small_batch": "denoise"})
+    lenient = tp.Defense(**{**vars(older.parts), "config": config})
     found = judge(lenient, digits.test.images[:1], ["a"])
     assert found.flagged == (True,)
     assert not found.decision.tested

@@ -80,8 +80,9 @@ class Attack(ABC):
             found = self.ball.project(found, images, self.eps)
             outcome = target.decide(found, generator)
         success, gap = outcome.logits.argmax(1) != labels, margin(outcome.logits, labels)
-        if (rejected := getattr(outcome, "rejected", None)) is not None:  # who gets no answer is not fooled
-            success, gap = success & ~rejected, gap.masked_fill(rejected, 0.0)
+        if (rejected := getattr(outcome, "rejected", None)) is not None:  # who is refused and gets no answer is not fooled
+            unanswered = rejected & outcome.logits.isnan().all(1)
+            success, gap = success & ~unanswered, gap.masked_fill(unanswered, 0.0)
         objective = gap.mean().item()
         return AttackResult(found, success, outcome.adversarial, outcome.statistic, objective, target.queries)
 

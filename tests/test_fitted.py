@@ -54,8 +54,8 @@ def test_a_denoiser_that_does_harm_is_said(defense, digits, caplog):
     assert "warning" not in better.facts()
 
 
-def test_too_few_images_for_a_batch_give_nothing(defense, digits):
-    assert measure_fit(defense, digits.test[:1], "test images", harmless, 0) is None
+def test_too_few_images_for_a_batch_give_nothing(older, digits):
+    assert measure_fit(older, digits.test[:1], "test images", harmless, 0) is None
 
 
 def test_fewer_images_make_smaller_batches_not_fewer(defense, digits):

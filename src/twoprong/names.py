@@ -26,6 +26,7 @@ ATTACKS = (
     "gate",
     "greedy",
     "match",
+    "unblamed",
     "alarm",
 )
 CLASSIFIERS = ("cnn", "resnet18", "resnet18-silu", "resnet18-thin", "resnet50", "swin-t")  # and wrn-DEPTH-WIDTH

@@ -152,7 +152,7 @@ class Narrow(TwoPixels):
         bright[..., 1, 1] = 0.6
         return bright
 
-    restored = classified = hurdles = witness = None
+    restored = classified = hurdles = witness = suspicion = None
 
 
 @pytest.mark.parametrize("attack", [Evade(eps=0.1, steps=1), Match(eps=0.1, steps=1)], ids=["evade", "match"])

@@ -237,7 +237,7 @@ def test_strict_turns_an_unreliable_run_into_an_exit_code(killed, bundle, monkey
         ({"norm": "l2"}, "expected a budget beside norm"),
         ({"norm": "l7", "eps": 1.0}, "one of linf, l2"),
         ({"eps": -1.0}, "above 0"),
-        ({"batch_size": 500}, "tests 2 to 120 images"),
+        ({"batch_size": 500}, "tests 1 to 120 images"),
         ({"batch_size": 100, "count": 50}, "at least one batch of 100"),
         ({"protocol": [ITEMS[0], ITEMS[0]]}, "two items are called"),
         ({"protocol": ITEMS[-1:]}, "nothing is a worst case"),

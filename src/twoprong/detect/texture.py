@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SIDE = 4  # of a patch, in pixels
+PLACES = 256  # along a side, about: of larger images some patches are left out
 FLOOR = 1e-7  # of a mean square: far below one grey level, and it keeps flat images finite
 
 
@@ -19,8 +20,8 @@ def patch_directions(images: Tensor, side: int = SIDE) -> Tensor:
     tall, wide = min(side, height), min(side, width)
     size, total = channels * tall * wide, torch.zeros((), dtype=torch.double, device=images.device)
     mean = images.double().mean((0, 2, 3)).repeat_interleave(tall * wide)[:, None]
-    for part in images.double().split(100):
-        patches = F.unfold(part, (tall, wide)) - mean
+    for part in images.split(10):  # a patch at every place takes memory
+        patches = F.unfold(part.double(), (tall, wide), stride=_stride(images)) - mean
         total = total + torch.einsum("nip,njp->ij", patches, patches)
     return torch.linalg.eigh(total).eigenvectors.T.reshape(size, channels, tall, wide).float()
 
@@ -28,5 +29,9 @@ def patch_directions(images: Tensor, side: int = SIDE) -> Tensor:
 def texture(images: Tensor, filters: Tensor) -> Tensor:
     """log of the variance over positions of each filter's response: (N, filters), differentiable in the images."""
     with torch.autocast(images.device.type, enabled=False):
-        response = F.conv2d(images.to(filters.dtype), filters)
+        response = F.conv2d(images.to(filters.dtype), filters, stride=_stride(images))
         return (response.var((2, 3), unbiased=False) + FLOOR).log()
+
+
+def _stride(images: Tensor) -> int:
+    return max(1, min(images.shape[2:]) // PLACES)

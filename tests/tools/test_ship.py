@@ -112,8 +112,12 @@ def test_calibrating_anew_changes_nothing_that_the_fit_did(rounded, data):
     """The same images and seed give the same thresholds; other images are refused."""
     before, again = tp.load(rounded), recalibrate(tp.load(rounded), data)
     for name, tensor in again.state_dict().items():
-        # The examples that the score of single images is learned from are crafted in other chunks, which rounds otherwise.
-        assert torch.allclose(tensor, before.state_dict()[name], rtol=1e-3, atol=1e-6), name
+        then, by_size = before.state_dict()[name], name in ("detector.upper", "detector.central", "detector.null")
+        if by_size:  # the first row is of single images
+            assert torch.allclose(tensor[1:], then[1:], atol=1e-6), name
+        # Their score is learned from examples that are crafted in other chunks here, which rounds otherwise.
+        rtol = 1e-3 if by_size or ".blame." in name else 1e-5
+        assert torch.allclose(tensor, then, rtol=rtol, atol=1e-6), name
     other = ImageData(data.name, data.train[torch.arange(99, -1, -1)], data.test, data.classes)
     with pytest.raises(InputError, match="other images than the bundle was fitted on"):
         recalibrate(before, other)

@@ -1,15 +1,23 @@
-"""The service against the bare loop over the same batches: one run, one machine, `cifar10-small`, one thread for the model.
+"""The service against the bare loop over the same batches, and against LitServe: one run, one machine, `cifar10-small`, one
+thread for the model.
 
-`python -m benchmarks.serve` alone; also part of `make bench`. Loopback only, some hundred requests.
+`python -m benchmarks.serve` alone; also part of `make bench`. Loopback only, some thousand requests.
 """
 
 import asyncio
+import base64
 import io
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import quantiles
 
@@ -21,19 +29,20 @@ import twoprong as tp
 from twoprong.data import load_data
 from twoprong.serve import wire
 
-CLIENTS, ROUNDS, BATCH, DEADLINE = 200, 4, 100, 2.0
+CLIENTS, ROUNDS, BATCH, DEADLINE = 200, 10, 100, 2.0
 CONFIG = f"threads = 1\n[batch]\nmax_batch = {BATCH}\ndeadline = {DEADLINE}\n"
 MEGABYTES = 15
 
 
 def run() -> str:
-    """Images per second of both, their ratio, and how long clients waited."""
+    """Images per second of all three, their ratios, and how long clients waited."""
     images = load_data("cifar10-small").test.images[:500]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         before = _bare(images)
         http, seconds, batch_seconds = _http(images)
+        lit = _litserve(images)
         after = _bare(images)
     finally:
         torch.set_num_threads(threads)
@@ -43,6 +52,7 @@ def run() -> str:
         f"serve: {http:.0f} images/s over HTTP ({CLIENTS} clients, {len(seconds)} requests), bare loop {bare:.0f} "
         f"(before {before:.0f}, after {after:.0f}): ratio {http / bare:.2f}; requests: p50 {cuts[49]:.2f} s, "
         f"p99 {cuts[98]:.2f} s, deadline {DEADLINE:g} s + one batch {batch_seconds:.2f} s\n"
+        f"serve: the classifier alone behind LitServe {lit:.0f} images/s: ratio {http / lit:.2f}\n"
         f"serve: a batch of {MEGABYTES} MB to a process and back over the pipe: {asyncio.run(_pipe()) * 1000:.1f} ms"
     )
 
@@ -51,38 +61,87 @@ def _bare(images: torch.Tensor) -> float:
     defense = tp.load("cifar10-small")
     defense(images[:BATCH])
     start = time.perf_counter()
-    for part in images.split(BATCH):
+    for part in images.repeat(2, 1, 1, 1).split(BATCH):
         defense(part)
-    return len(images) / (time.perf_counter() - start)
+    return 2 * len(images) / (time.perf_counter() - start)
 
 
 def _http(images: torch.Tensor) -> tuple[float, list[float], float]:
-    bodies = [_png(image) for image in images]
+    """Images per second, what each request took, and what a batch took on average."""
+    requests = [_request("/v1/classify", "image/png", _png(image)) for image in images]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "serve.toml"
         config.write_text(CONFIG)
-        command = [sys.executable, "-m", "twoprong", "serve", "--port", "0", "--admin-port", "0", "--device", "cpu"]
-        with (
-            (Path(folder) / "log").open("w") as log,
-            subprocess.Popen([*command, "--config", str(config)], stdout=subprocess.PIPE, stderr=log) as process,
-        ):
+        command = ["-m", "twoprong", "serve", "--port", "0", "--admin-port", "0", "--device", "cpu", "--config", str(config)]
+        with _process(command, Path(folder) / "log") as process:
             assert process.stdout is not None
             where = json.loads(process.stdout.readline())["listening"]
-            try:
-                return asyncio.run(_load(where, bodies))
-            finally:
-                process.terminate()
+            rate, seconds = asyncio.run(_load(where["port"], requests))
+            with urllib.request.urlopen(f"http://127.0.0.1:{where['admin_port']}/metrics") as response:
+                lines = (line.partition(" ") for line in response.read().decode().splitlines())
+    values = {name: float(value) for name, _, value in lines if name.startswith("twoprong_batch_seconds_")}
+    return rate, seconds, values["twoprong_batch_seconds_sum"] / values["twoprong_batch_seconds_count"]
 
 
-async def _load(where: dict[str, int], bodies: list[bytes]) -> tuple[float, list[float], float]:
+def _litserve(images: torch.Tensor) -> float:
+    bodies = [json.dumps({"image": base64.b64encode(_png(image)).decode()}).encode() for image in images]
+    requests = [_request("/predict", "application/json", body) for body in bodies]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with _process(["-m", "benchmarks.lit", str(port), str(BATCH), str(DEADLINE)], log) as process:
+            while not _answers(port):
+                if process.poll() is not None:
+                    raise RuntimeError(f"LitServe ended: {log.read_text()[-2000:]}")
+                time.sleep(0.1)
+            return asyncio.run(_load(port, requests))[0]
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as response:
+            return response.status == 200
+    except OSError:
+        return False
+
+
+@contextmanager
+def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process in a group of its own, all of which is ended with it."""
+    with log.open("w") as file:
+        process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=file, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _request(path: str, kind: str, body: bytes) -> bytes:
+    return b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n" % (
+        path.encode(), kind.encode(), len(body)
+    ) + body  # fmt: skip
+
+
+async def _load(port: int, requests: list[bytes]) -> tuple[float, list[float]]:
+    """Requests per second of clients that each wait for an answer before they ask again, and what each request took.
+
+    The clients share the machine with what they measure, so they do little: requests are made before, answers are not read
+    beyond their length.
+    """
     seconds: list[float] = []
 
     async def client(number: int, rounds: int) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", where["port"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for turn in range(rounds):
             start = time.perf_counter()
-            body = bodies[(number + turn * CLIENTS) % len(bodies)]
-            writer.write(b"POST /v1/classify HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            writer.write(requests[(number + turn * CLIENTS) % len(requests)])
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200"), head
             length = next(line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length"))
@@ -94,15 +153,7 @@ async def _load(where: dict[str, int], bodies: list[bytes]) -> tuple[float, list
     seconds.clear()
     start = time.perf_counter()
     await asyncio.gather(*[client(number, ROUNDS) for number in range(CLIENTS)])
-    took = time.perf_counter() - start
-    reader, writer = await asyncio.open_connection("127.0.0.1", where["admin_port"])
-    writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-    lines = (await reader.read()).decode().splitlines()
-    writer.close()
-    values = {
-        name: float(value) for name, _, value in (line.partition(" ") for line in lines if line.startswith("twoprong_b"))
-    }
-    return len(seconds) / took, seconds, values["twoprong_batch_seconds_sum"] / values["twoprong_batch_seconds_count"]
+    return len(seconds) / (time.perf_counter() - start), seconds
 
 
 async def _pipe() -> float:

@@ -33,4 +33,5 @@ class BundleError(TwoprongError, ValueError):
 
 def printable(text: object) -> str:
     """Text that came from elsewhere, for a terminal: control characters and the like become their Python escapes."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text))
+    line = str(text)
+    return line if line.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)

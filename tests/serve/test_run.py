@@ -1,7 +1,6 @@
 """`twoprong serve`, the whole command: answers, a worker that is killed, an end under load, and the admin port."""
 
 import http.client
-import io
 import json
 import os
 import re
@@ -12,15 +11,17 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 
 import twoprong as tp
 from twoprong.attacks import PGD
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_load import SCALE, children, picture, serving
 
 CONFIG = """
 threads = 1
@@ -28,22 +29,6 @@ threads = 1
 deadline = 0.1
 max_batch = 50
 """
-
-
-@contextmanager
-def serving(bundle, tmp_path, config=CONFIG):
-    """The command in a process of its own: gives it, and where it listens."""
-    (tmp_path / "serve.toml").write_text(config)
-    command = [sys.executable, "-m", "twoprong", "serve", str(bundle), "--port", "0", "--admin-port", "0"]
-    command += ["--device", "cpu", "--config", str(tmp_path / "serve.toml"), "--log-format", "json"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-    try:
-        yield process, json.loads(process.stdout.readline())["listening"]
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
 
 
 def ask(port, method, path, body=None, headers=None):
@@ -56,73 +41,97 @@ def ask(port, method, path, body=None, headers=None):
         connection.close()
 
 
-def children(pid):
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [int(child) for child in file.read().split()]
-
-
 def png(image):
-    file = io.BytesIO()
-    Image.fromarray((image[0] * 255).round().byte().numpy()).save(file, "PNG")
-    return file.getvalue()
+    return picture((image[0] * 255).round().byte().numpy())
 
 
-def test_it_answers_survives_a_kill_of_its_worker_and_ends_without_losing_anything(bundle, digits, tmp_path):
-    bodies = [png(image) for image in digits.test.images[:60]]
-    expected = tp.load(bundle).classifier(digits.test.images[:60]).argmax(1).tolist()
-    with serving(bundle, tmp_path) as (process, where):
-        counts, agreed, reset, stop = Counter(), [], set(), threading.Event()
+TIMES = min(SCALE, 20)
 
-        def client(number):
-            while not stop.is_set():
-                name = f"{number}-{sum(counts.values())}"
-                try:
-                    status, answer = ask(where["port"], "POST", "/v1/classify", bodies[number], {"X-Request-ID": name})
-                except ConnectionRefusedError:
-                    status = "refused"  # it has gone
-                except (ConnectionError, http.client.HTTPException):
-                    status = "reset"
-                    reset.add(name)
-                counts[status] += 1
-                if status == 200:
-                    agreed.append(json.loads(answer)["label"] == expected[number])
-                elif status == "refused":
-                    return
 
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(60)]
-        for thread in threads:
+class Clients:
+    """Sixty of them, each with an image of its own, who ask until the service has gone."""
+
+    def __init__(self, port, bodies, expected):
+        self.counts, self.agreed, self.reset, self._stop = Counter(), [], set(), threading.Event()
+        self._port, self._bodies, self._expected = port, bodies, expected
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(len(bodies))]
+        for thread in self._threads:
             thread.start()
 
-        def until(reached):
-            end = time.monotonic() + 60
-            while not reached():
-                assert time.monotonic() < end, (counts, (tmp_path / "log").read_text()[-2000:])
-                time.sleep(0.02)
+    def _ask(self, number):
+        while not self._stop.is_set():
+            name = f"{number}-{self.counts.total()}"
+            try:
+                status, answer = ask(self._port, "POST", "/v1/classify", self._bodies[number], {"X-Request-ID": name})
+            except ConnectionRefusedError:
+                status = "refused"  # it has gone
+            except (ConnectionError, http.client.HTTPException):
+                status = "reset"
+                self.reset.add(name)
+            self.counts[status] += 1
+            if status == 200:
+                self.agreed.append(json.loads(answer)["label"] == self._expected[number])
+            elif status == "refused":
+                return
 
-        until(lambda: counts[200] > 200)
-        (worker,) = children(process.pid)
-        os.kill(worker, signal.SIGKILL)
-        until(lambda: ask(where["admin_port"], "GET", "/healthz")[0] == 503)
-        before = counts[200]
-        until(lambda: counts[200] > before + 200)
-        assert ask(where["admin_port"], "GET", "/healthz")[0] == 200
-        assert children(process.pid) != [worker]
-        assert counts[503] <= 100, counts  # one batch, and perhaps one that had been sent to it already
+    def end(self):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def answered(self, more):
+        """Wait until so many more are answered."""
+        before = self.counts[200]
+        until(lambda: self.counts[200] > before + more, self.counts)
+
+
+def until(reached, said):
+    end = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end, said
+        time.sleep(0.02)
+
+
+def kill_worker(process, where, clients):
+    """Gives for how many seconds nobody was answered."""
+    (worker,) = children(process.pid)
+    os.kill(worker, signal.SIGKILL)
+    start = time.monotonic()
+    until(lambda: ask(where["admin_port"], "GET", "/healthz")[0] == 503, "still ready")
+    clients.answered(0)
+    away = time.monotonic() - start
+    clients.answered(200)
+    assert ask(where["admin_port"], "GET", "/healthz")[0] == 200
+    assert children(process.pid) != [worker]
+    return away
+
+
+@pytest.mark.parametrize("turn", range(TIMES))
+def test_it_answers_survives_kills_of_its_worker_and_ends_without_losing_anything(bundle, digits, tmp_path, turn):
+    """At scale 20 times: the first turn has 20 kills, each turn has an end under load."""
+    kills, bodies = TIMES if turn == 0 else 1, [png(image) for image in digits.test.images[:60]]
+    expected = tp.load(bundle).classifier(digits.test.images[:60]).argmax(1).tolist()
+    with serving(bundle, tmp_path, CONFIG) as (process, where):
+        clients = Clients(where["port"], bodies, expected)
+        counts = clients.counts
+        clients.answered(200)
+        away = [kill_worker(process, where, clients) for _ in range(kills)]
+        assert counts[503] <= 100 * kills, counts  # one batch, and perhaps one that had been sent to it already
         metrics = ask(where["admin_port"], "GET", "/metrics")[1].decode()
-        assert "twoprong_worker_restarts 1.0" in metrics
+        assert f"twoprong_worker_restarts {kills}.0" in metrics
         total = sum(float(count) for count in re.findall(r"^twoprong_images_total{.*} (.*)$", metrics, re.MULTILINE))
-        assert total >= before
+        assert total >= 200
 
         process.send_signal(signal.SIGTERM)
+        start = time.monotonic()
         assert process.wait(30) == 0
-        stop.set()
-        for thread in threads:
-            thread.join()
-        assert sum(agreed) / len(agreed) > 0.8
+        print(f"away for {max(away):.2f} s at most, ended in {time.monotonic() - start:.2f} s, {dict(counts)}")
+        clients.end()
+        assert sum(clients.agreed) / len(clients.agreed) > 0.8
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         seen = {line["request_id"] for line in lines if "request_id" in line}
         assert len(seen) >= counts[200]
-        assert reset & seen == set()  # what was not answered had not been accepted
+        assert clients.reset & seen == set()  # what was not answered had not been accepted
         assert not any("traceback" in line for line in lines)
 
 

@@ -217,6 +217,8 @@ class Slots:
 
     async def submit_all(self, payloads: Sequence[Any], digests: Sequence[Hashable]) -> list[Any]:
         """Several images, possibly in several batches: the answers in order. Where one fails, the others are cancelled."""
+        if len(payloads) == 1:
+            return [await self.submit(payloads[0], digests[0])]
         try:
             async with asyncio.TaskGroup() as group:
                 pairs = zip(payloads, digests, strict=True)

@@ -1,5 +1,7 @@
-"""What the OpenAPI document says of bodies and answers that FastAPI does not see."""
+"""The OpenAPI document: every endpoint's parameters, bodies and answers."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 PROBLEM: dict[str, Any] = {
@@ -77,3 +79,23 @@ INFER: dict[str, Any] = {
         **PROBLEMS,
     },
 }
+
+ASKS: dict[str, Any] = {
+    "responses": {
+        "200": {"description": "The answer", "content": {"application/json": {"schema": {"type": "object"}}}},
+        **PROBLEMS,
+    }
+}
+
+
+def described(method: str, path: str, handler: Callable[..., Any], says: dict[str, Any]) -> dict[str, Any]:
+    """What the document says of one endpoint. Its summary is the handler's docstring."""
+    named: list[Any] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall("{(.*?)}", path)
+    ]
+    operation = {"operationId": f"{handler.__name__} {path.strip('/')}", "summary": handler.__doc__}
+    return {method.lower(): says | operation | {"parameters": named + says.get("parameters", [])}}
+
+
+def document(title: str, version: str, paths: dict[str, Any]) -> dict[str, Any]:
+    return {"openapi": "3.1.0", "info": {"title": title, "version": version}, "paths": paths}

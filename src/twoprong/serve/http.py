@@ -7,6 +7,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -53,7 +54,7 @@ class Requests:
             await self.app(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - start
-            endpoint = getattr(scope.get("route"), "path", "other")
+            endpoint = scope.get("template", "other")
             self.metrics.requests.labels(endpoint, str(status)).inc()
             self.metrics.seconds.observe(seconds)
             said = {"request_id": request_id, "endpoint": endpoint, "status": status, "seconds": round(seconds, 4)}
@@ -65,10 +66,14 @@ def problem_response(problem: Problem, request: Request) -> Response:
     return Response(body, problem.status, problem.headers, MEDIA_TYPE)
 
 
-def guarded(handler: Handler) -> Handler:
-    """A handler whose errors become problems. What is not foreseen is logged; the client hears only that it happened."""
+def guarded(path: str, handler: Handler) -> Handler:
+    """The handler of a path whose errors become problems.
+
+    What is not foreseen is logged; the client hears only that it happened.
+    """
 
     async def call(request: Request) -> Response:
+        request.scope["template"] = path  # for metrics and logs: not what clients make up
         try:
             return await handler(request)
         except ClientDisconnect:
@@ -79,7 +84,6 @@ def guarded(handler: Handler) -> Handler:
                 log.exception("request %s failed", request.scope.get("request_id"))
             return problem_response(problem, request)
 
-    call.__name__, call.__doc__ = handler.__name__, handler.__doc__
     return call
 
 
@@ -125,18 +129,22 @@ def _unzipped(body: bytes, encoding: str, limit: int) -> bytes:
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T], seconds: float) -> T:
     """The work's result; it is cancelled when the client leaves (ClientDisconnect) or it takes too long (Problem 504)."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_left(request))
+    gone = asyncio.create_task(_left(request))
+
+    def give_up(_: Any) -> None:
+        with suppress(RuntimeError):  # the answer came first
+            time_left.reschedule(0.0)
+
     try:
-        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
+        async with asyncio.timeout(seconds) as time_left:
+            gone.add_done_callback(give_up)
+            return await work
+    except TimeoutError as error:
         if gone.done():
-            raise ClientDisconnect
-        raise Problem(504, f"no answer within {seconds:g} s")
+            raise ClientDisconnect from error
+        raise Problem(504, f"no answer within {seconds:g} s") from error
     finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        gone.cancel()
 
 
 async def _left(request: Request) -> None:

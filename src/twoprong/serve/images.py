@@ -1,13 +1,15 @@
 """From what a client sent to an image as the model takes it, or a `Problem`."""
 
 import hashlib
+import io
 
 import numpy as np
 
-from twoprong.data.pictures import PixelLimitError, decode_picture
+from twoprong.data.pictures import FORMATS, PixelLimitError, decode_picture
 from twoprong.serve.problems import Problem
 
 Shape = tuple[int, int, int]
+SMALL_BYTES, SMALL_PIXELS = 2**15, 2**14
 
 
 def decode(data: bytes, shape: Shape, max_pixels: int) -> np.ndarray:
@@ -27,6 +29,19 @@ def decode(data: bytes, shape: Shape, max_pixels: int) -> np.ndarray:
         pixels = np.array(Image.fromarray(pixels).convert("L"))
     planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return np.ascontiguousarray(np.broadcast_to(planes, shape))
+
+
+def is_small(data: bytes) -> bool:
+    """Whether a picture is read in about a millisecond, so that handing it to another thread would cost more."""
+    from PIL import Image
+
+    if len(data) > SMALL_BYTES:
+        return False
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            return opened.width * opened.height <= SMALL_PIXELS
+    except Exception:  # as in `decode`, which says what is wrong
+        return False
 
 
 def check(batch: np.ndarray, shape: Shape) -> np.ndarray:

@@ -1,0 +1,85 @@
+"""Five times as many requests as can be judged: the rest is refused, little is held, and afterwards all is as before."""
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import quantiles
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_load import SCALE, Connection, Vitals, Watch, children, picture, request, serving
+
+ROOM = 100
+CONFIG = f"threads = 1\n[batch]\ndeadline = 0.1\nmax_batch = 5\nmax_per_key = 5\nmax_items = {ROOM}\n"
+
+
+class Crowd:
+    """Clients who do not wait for each other."""
+
+    def __init__(self, address, requests):
+        self.address, self.requests, self.idle = address, requests, []
+        self.counts, self.refused, self.answered = Counter(), [], []
+
+    async def one(self, number):
+        connection = self.idle.pop() if self.idle else Connection(self.address)
+        start = time.perf_counter()
+        await connection.send(self.requests[number % len(self.requests)])
+        status, _ = await connection.answer()
+        self.counts[status] += 1
+        (self.answered if status == 200 else self.refused).append(time.perf_counter() - start)
+        self.idle.append(connection)
+        return status
+
+    async def at_rate(self, rate, seconds):
+        """So many requests a second, whether or not answers come."""
+        loop, tasks, start = asyncio.get_running_loop(), [], time.perf_counter()
+        for number in range(int(rate * seconds)):
+            await asyncio.sleep(max(0, start + number / rate - time.perf_counter()))
+            tasks.append(loop.create_task(self.one(number)))
+        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        return len(tasks) / (time.perf_counter() - start)
+
+    async def capacity(self, seconds):
+        """How many requests a second are answered to clients who wait; as many as fit."""
+        start, before = time.perf_counter(), self.counts[200]
+
+        async def client(number):
+            while time.perf_counter() < start + seconds:
+                await self.one(number)
+
+        await asyncio.gather(*map(client, range(ROOM // 2)))
+        return (self.counts[200] - before) / (time.perf_counter() - start)
+
+
+def test_overload_is_refused_and_soon_over(bundle, digits, tmp_path):
+    bodies = [request(picture(image)) for image in (digits.test.images[:200, 0] * 255).round().byte().numpy()]
+    with serving(bundle, tmp_path, CONFIG) as (process, where):
+        pids = [process.pid, *children(process.pid)]
+
+        async def main():
+            crowd = Crowd(("127.0.0.1", where["port"]), bodies)
+            can = await crowd.capacity(2.0 if SCALE > 1 else 0.5)
+            assert {*crowd.counts} == {200}
+            usual, before = quantiles(crowd.answered, n=100)[98], Vitals.of(pids)
+            crowd.answered.clear()
+            async with Watch(pids, lambda: sum(crowd.counts.values())) as watch:
+                offered = await crowd.at_rate(5 * can, 60 if SCALE > 1 else 1)
+            end = time.perf_counter()
+            while True:  # back to normal: answered, and no later than before
+                start = time.perf_counter()
+                if await crowd.one(0) == 200 and time.perf_counter() - start <= usual:
+                    break
+                assert time.perf_counter() < end + 30
+            return can, offered, crowd, usual, before, watch, time.perf_counter() - end
+
+        can, offered, crowd, usual, before, watch, back = asyncio.run(main())
+        late = quantiles(crowd.refused, n=100)[98]
+    print(
+        f"capacity {can:.0f}/s (p99 {usual:.3f} s), offered {offered:.0f}/s: {dict(crowd.counts)}, refused p99 "
+        f"{1000 * late:.1f} ms, answered p99 {quantiles(crowd.answered, n=100)[98]:.3f} s, memory {before.memory:.1f} MB "
+        f"before, {watch.peak:.1f} MB at most, normal again after {back:.2f} s"
+    )
+    assert {*crowd.counts} == {200, 503}
+    assert crowd.counts[503] > crowd.counts[200]
+    assert watch.peak < before.memory + 64

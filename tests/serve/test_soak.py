@@ -1,0 +1,183 @@
+"""Many clients at once, some of whom leave or send rubbish: whose answer is whose, and what is left afterwards."""
+
+import asyncio
+import json
+import os
+import random
+import sys
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL.PngImagePlugin import PngInfo
+
+import twoprong as tp
+from twoprong.serve.batcher import Batcher
+from twoprong.serve.images import decode
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_load import SCALE, Connection, Vitals, Watch, children, picture, request, serving
+
+CLIENTS, REQUESTS = 200, 3000
+SAME, OTHER = 2e-5, 1e-3  # how far two answers to one image are apart at most, and answers to two images at least
+LEAK = 4.0 / SCALE  # kilobytes per request; over few requests more is noise
+CONFIG = "threads = 1\n[batch]\nmax_batch = 100\nmax_items = 20000\nmax_items_per_key = 20000\n"
+LONG = PngInfo()
+LONG.add_text("comment", "x" * 100_000)
+KINDS = [("PNG", {}), ("PNG", {"pnginfo": LONG}), ("WEBP", {"lossless": True})]  # the long one is decoded in a thread
+
+
+class Cases:
+    """Requests with the answers that they must get: pictures of two formats, short and long, and tensors of many images."""
+
+    def __init__(self, images, answer, shape=(1, 8, 8)):
+        """`images` are bytes (N, H, W), `answer` gives the probabilities for images of the model's shape."""
+        bodies = []
+        for number, pixels in enumerate(images):
+            kind, more = KINDS[number % len(KINDS)]
+            bodies.append(picture(pixels, kind, **more))
+        seen = np.stack([decode(body, shape, 10**6) for body in bodies])
+        rows = answer(seen)
+        self.kept = kept = _distinct(rows)
+        self.rows, self.seen = rows[kept], seen[kept]
+        self.pictures = [request(bodies[index]) for index in kept]
+
+    def tensor(self, which, model):
+        images = self.seen[which]
+        one = {"name": "a", "datatype": "UINT8", "shape": list(images.shape)}
+        one["parameters"] = {"binary_data_size": images.size}
+        head = json.dumps({"inputs": [one], "outputs": [{"name": "probabilities"}]}).encode()
+        return request(head + images.tobytes(), f"/v2/models/{model}/infer", {"Inference-Header-Content-Length": len(head)})
+
+    def whose(self, found, number):
+        """ "own", "another's", or "flagged": no image's answer, for the flagged route draws noise."""
+        if np.abs(self.rows[number] - found).max() <= SAME:
+            return "own"
+        return "another's" if np.abs(self.rows - found).max(1).min() <= SAME else "flagged"
+
+
+def _distinct(rows):
+    kept = [0]
+    for number in range(1, len(rows)):
+        if np.abs(rows[kept] - rows[number]).max(1).min() > OTHER:
+            kept.append(number)
+    return kept
+
+
+async def soak(address, cases, model, requests, pids):
+    """Gives what became of the requests, and how the processes' memory grew (kilobytes per request)."""
+    counts, done = Counter(), 0
+
+    async def client(seed):
+        nonlocal done
+        draw, connection = random.Random(seed), Connection(address)
+        for _ in range(requests // CLIENTS):
+            chance, number, done = draw.random(), draw.randrange(len(cases.rows)), done + 1
+            if chance < 0.05:
+                await connection.send(request(draw.randbytes(draw.randrange(500))))
+                counts[f"rubbish {(await connection.answer())[0]}"] += 1
+            elif chance < 0.25:  # sent and left: at once, while it waits, or while its batch is judged
+                await connection.send(cases.pictures[number])
+                await asyncio.sleep(draw.choice([0, 0.02, 0.2]))
+                connection.close()
+                counts["left"] += 1
+            elif chance < 0.3:
+                which = [draw.randrange(len(cases.rows)) for _ in range(draw.randrange(1, 30))]
+                await connection.send(cases.tensor(which, model))
+                status, body = await connection.answer()
+                counts[f"tensor {status}"] += 1
+                values = np.array(json.loads(body)["outputs"][0]["data"]).reshape(len(which), -1)
+                counts.update(cases.whose(row, one) for row, one in zip(values, which, strict=True))
+            else:
+                await connection.send(cases.pictures[number])
+                status, body = await connection.answer()
+                counts[f"picture {status}"] += 1
+                found = {one["label"]: one["probability"] for one in json.loads(body)["probabilities"]}
+                counts[cases.whose(np.array([found[label] for label in range(10)]), number)] += 1
+        connection.close()
+
+    async with Watch(pids, lambda: done) as watch:
+        await asyncio.wait_for(asyncio.gather(*map(client, range(CLIENTS))), 60 + requests / 20)
+    return counts, watch
+
+
+def faults(counts, watch):
+    """What is wrong; nothing should be."""
+    wrong = [name for name in counts if name not in ("own", "flagged", "left", "rubbish 422", "tensor 200", "picture 200")]
+    if watch.slope() > LEAK:
+        wrong.append(f"memory grows by {watch.slope():.1f} kB per request")
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def cases(bundle, digits):
+    defense = tp.load(bundle)
+
+    def answer(seen):
+        return defense.classifier(torch.from_numpy(seen).float() / 255).softmax(1).detach().numpy()
+
+    return Cases((digits.test.images[:, 0] * 255).round().byte().numpy(), answer)
+
+
+def test_everybody_gets_their_own_answer_and_nothing_is_kept(bundle, cases, tmp_path):
+    with serving(bundle, tmp_path, CONFIG) as (process, where):
+        pids = [process.pid, *children(process.pid)]
+        address = ("127.0.0.1", where["port"])
+        asyncio.run(soak(address, cases, "digits", CLIENTS * 2, pids))  # what is made once
+        before = Vitals.of(pids)
+        counts, watch = asyncio.run(soak(address, cases, "digits", REQUESTS * SCALE, pids))
+        metrics = settled(where["admin_port"])
+        after = Vitals.of(pids)
+    print(dict(counts), f"{watch.slope():.3f} kB per request", before, after)
+    assert faults(counts, watch) == []
+    assert counts["own"] > 0.5 * REQUESTS * SCALE
+    assert counts["left"] > 0.15 * REQUESTS * SCALE
+    assert metrics["twoprong_pending"] == metrics["twoprong_pending_bytes"] == 0
+    assert after.files <= before.files + 2  # connections to the admin port
+    assert after.threads <= before.threads
+    assert metrics["twoprong_worker_restarts"] == metrics["twoprong_batches_failed_total"] == 0
+
+
+def settled(port):
+    """The metrics once nothing is pending, or after ten seconds."""
+    for _ in range(100):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+            lines = [line.rsplit(" ", 1) for line in response.read().decode().splitlines() if not line.startswith("#")]
+        found = {name: float(value) for name, value in lines}
+        if not found["twoprong_pending"]:
+            break
+        asyncio.run(asyncio.sleep(0.1))
+    return found
+
+
+class Crossed(Batcher):
+    """Gives the answers of two images to each other."""
+
+    def _finish(self, batch, outcome):
+        if isinstance(outcome, dict) and len(batch) > 1:
+            one, other = batch[0].number, batch[1].number
+            outcome = {**outcome, one: outcome[other], other: outcome[one]}
+        super()._finish(batch, outcome)
+
+
+class Hoarding(Batcher):
+    """Keeps something of every image."""
+
+    def _finish(self, batch, outcome):
+        self.kept = [*getattr(self, "kept", []), *(b"x" * 20_000 for _ in batch)]
+        super()._finish(batch, outcome)
+
+
+@pytest.mark.parametrize(("kind", "found"), [(Batcher, []), (Crossed, ["another's"]), (Hoarding, ["memory"])])
+def test_planted_mistakes_are_found(echoing, digits, kind, found):
+    images = (digits.test.images[:, 0] * 255).round().byte().numpy()
+    images[:, 0, :] += np.arange(len(images) * 8, dtype=np.uint8).reshape(-1, 8)
+    cases = Cases(images, lambda seen: seen.reshape(len(seen), -1)[:, :10] / 255)
+    with echoing(batcher=kind) as (address, service):
+        counts, watch = asyncio.run(soak(address, cases, "echo", 600, [os.getpid()]))
+        held = service.batcher.pending
+    assert [name.split(" ")[0] for name in faults(counts, watch)] == found
+    assert held == 0

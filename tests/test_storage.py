@@ -80,6 +80,17 @@ PACKABLE = {
     ),
     "one pixel": (torch.tensor(3) / 255, torch.uint8),
     "zeros": (torch.zeros(3), torch.uint8),
+    "eight bits": (
+        torch.tensor([[127.0, -64, 1], [0, 0, 0], [3, -2, 1]]) * torch.tensor([[2.0**-9], [1], [2**20]]),
+        torch.int8,
+    ),
+    "eight bits, rows of one number": (torch.tensor([[0.375], [-5.0], [0.0]]), torch.int8),
+    "eight bits, more exponents than fit into a row": (
+        torch.tensor([[-1.0, 2], [3, 4], [5, 6], [7, 8], [0.5, 9]]),
+        torch.int8,
+    ),
+    "nine bits": (torch.tensor([[128.0, 1], [1, 1]]), torch.float16),
+    "minus zero in rows": (torch.tensor([[-0.0, 1.0]]), torch.float16),
     "minus zero": (torch.tensor([-0.0, 1.0]), torch.float16),
     "just below 0": (torch.tensor([-1.0, 255.0]) / 255, torch.float32),
     "just above 1": (torch.tensor(256.0) / 255, torch.float32),
@@ -126,6 +137,13 @@ def test_the_same_tensors_make_the_same_packed_file(tmp_path):
     for name in ("one", "two"):
         save_tensors(tmp_path / name, tensors, {"b": 1, "a": 2}, packed=True)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (0, 3), (1, 5), (2, 1, 0)], ids=str)
+def test_forged_eight_bit_tensors_are_small_or_empty_never_an_error_of_torch(tmp_path, shape):
+    path = tmp_path / "forged.safetensors"
+    save_file({"x": torch.zeros(shape, dtype=torch.int8)}, path, metadata={"json": json.dumps({PACKED: {"x": "int8"}})})
+    assert load_tensors(path)[0]["x"].numel() == 0
 
 
 @pytest.mark.parametrize("note", [{"x": "uint4"}, {"absent": "uint8"}, {"x": "float16"}, {"x": 7}, ["x"], 7])

@@ -2,8 +2,9 @@
 
     python tools/fit_hardened.py --data DIR --accurate A/best.safetensors --robust R/best.safetensors --out BUNDLE
 
-Both networks have learned from the part of the training images that a fit leaves them. The kernel, the gate's threshold and
-the thresholds of the test come from the other parts. Test images are only counted, at the end.
+--accurate may also be a bundle, whose classifier is taken. Both networks are rounded to eight bits first. Both have learned
+from the part of the training images that a fit leaves them. The kernel, the gate's threshold and the thresholds of the test
+come from the other parts, which configs/cifar10-small.toml sets. Test images are only counted, at the end.
 """
 
 import argparse
@@ -12,27 +13,33 @@ from pathlib import Path
 
 import torch
 
-from twoprong.config import FitConfig
+import twoprong as tp
+from twoprong.config import FitConfig, load_config
 from twoprong.data import load_data
 from twoprong.errors import TwoprongError
+from twoprong.models.compact import compact
 from twoprong.recipe import fit
 from twoprong.robust.run import load_weights
+
+SETTINGS = Path(__file__).parents[1] / "configs" / "cifar10-small.toml"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path)
-    parser.add_argument("--accurate", required=True, type=Path)
+    parser.add_argument("--accurate", required=True, help="weights of tools/train_robust.py, or a bundle")
     parser.add_argument("--robust", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--balance", type=float, default=FitConfig().balance, help="0: all accuracy, 1: all robustness")
     parser.add_argument("--limit", type=int, help="so many training and test images only, for a trial")
     arguments = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = FitConfig.model_validate({"mode": "hardened", "balance": arguments.balance})
+    config = load_config(SETTINGS).model_copy(update={"mode": "hardened", "balance": arguments.balance})
     data = load_data("cifar10", arguments.data)
     train, test = data.train[: arguments.limit].to(device), data.test[: arguments.limit].to(device)
-    accurate, robust = (load_weights(path).to(device) for path in (arguments.accurate, arguments.robust))
+    given = arguments.accurate
+    accurate = load_weights(Path(given)) if Path(given).is_file() else tp.load(given).classifier
+    accurate, robust = (compact(network).to(device) for network in (accurate, load_weights(arguments.robust)))
     precision = "bf16" if device.type == "cuda" else "fp32"
     defense = fit(
         accurate, train, config=config, test=test, classes=data.classes, robust=robust, progress=say, precision=precision

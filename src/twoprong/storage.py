@@ -24,8 +24,34 @@ class Packing(NamedTuple):
     unpack: Callable[[Tensor], Tensor]
 
 
+def _eight_bits(weights: Tensor) -> Tensor:
+    """Every row (an output channel) as whole numbers up to 127 times a power of two; the powers stand in more rows below.
+
+    What is not of that form is rounded to it. A tensor of one dimension has no rows: whole numbers only.
+    """
+    if weights.ndim < 2:
+        return weights.round().clamp(-127, 127).to(torch.int8)
+    rows = weights.flatten(1)
+    fraction, power = torch.frexp(rows.abs().amax(1) / 127)
+    power = (power - (fraction == 0.5).int()).clamp(-126, 127)  # the smallest power of two that holds the row
+    whole = torch.ldexp(rows, -power[:, None]).round().clamp(-127, 127)
+    padding = -len(rows) % rows.shape[1]
+    below = torch.cat([power, power.new_zeros(padding)]).view(-1, rows.shape[1])
+    return torch.cat([whole.to(torch.int8), below.to(torch.int8)]).view(-1, *weights.shape[1:])
+
+
+def _from_eight_bits(packed: Tensor) -> Tensor:
+    if packed.ndim < 2:
+        return packed.float()
+    rows = packed.flatten(1)
+    count = len(rows) * rows.shape[1] // (rows.shape[1] + 1)  # n rows and ceil(n / length) below them
+    power = rows[count:].flatten()[:count].int()
+    return torch.ldexp(rows[:count].float(), power[:, None]).view(count, *packed.shape[1:])
+
+
 PACKINGS = {
     "uint8": Packing(lambda x: (x * 255).round().clamp(0, 255).byte(), lambda x: x.float() / 255),  # pixels, as k/255
+    "int8": Packing(_eight_bits, _from_eight_bits),  # weights that were rounded to it
     "float16": Packing(Tensor.half, Tensor.float),
 }  # the smallest first
 

@@ -82,20 +82,20 @@ class Defense(WhiteBox):
         return cast(Defense, super()._apply(fn, recurse))
 
     @torch.no_grad()
-    def forward(self, images: ImageLike, generator: torch.Generator | None = None) -> Decision:
+    def forward(self, images: ImageLike, generator: torch.Generator | None = None, scored: bool = False) -> Decision:
         """Judge a batch and classify it by the routes the verdict names. Raises InputError for anything but a batch.
 
         A batch is a tensor or array (N, C, H, W) or (N, H, W, C), or a list of images or pictures: floats in [0, 1], or
         bytes (uint8, 0 to 255). It is moved to the defence's device. Routes that draw noise take it from the operating
         system unless a generator is given, as evaluations do. Copies of one image count once, to the test and for the size
-        of the batch, and get one answer.
+        of the batch, and get one answer. `scored` asks for the scores of a batch that passes, too.
         """
         self.eval()  # somebody may have put the classifier, which is theirs, into training mode
         batch, known, scores = self._check(images), NOTHING, None
         repeated = copies(batch)
         if repeated is not None:
             first, back = repeated
-            once = self.forward(batch[first], generator)
+            once = self.forward(batch[first], generator, scored)
             return once.rows(back)
         tested = len(batch) >= self.detector.batch_sizes[0]
         if tested:
@@ -109,6 +109,8 @@ class Defense(WhiteBox):
         suspects = torch.full((len(batch),), verdict.adversarial, device=batch.device)
         if tested and verdict.adversarial:
             suspects, scores = self.detector.suspects(Sample(batch, features))
+        elif tested and scored and self.detector.blame is not None:
+            scores = self.detector.scores(Sample(batch, features))
         seen, logits = self._by_route(batch, self._rescued(suspects), known, generator)
         rejected = torch.full_like(suspects, verdict.adversarial) if self.config.rescue == "refuse" else None
         if rejected is not None:

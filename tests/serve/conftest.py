@@ -15,7 +15,7 @@ from twoprong.serve.run import _bound, _server
 from twoprong.serve.service import Service
 from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
-from twoprong.serve.worker import Model, WorkerSettings
+from twoprong.serve.worker import BatchFacts, Model, WorkerSettings
 
 
 class MadeUpTime(selectors.DefaultSelector):
@@ -54,9 +54,11 @@ class Echo:
     ready, restarts = True, 0
     settings = WorkerSettings("echo")
 
-    async def __call__(self, batch):
+    async def __call__(self, batch, watched=()):
         await asyncio.sleep(0.002)
-        return {entry.number: _first(entry.payload) for entry in batch}
+        none, keys = (False,) * len(batch), tuple(entry.key for entry in batch)
+        facts = BatchFacts(len(batch), keys, none, none, (), False, True, 0.0, 1.0, 1.0)
+        return {entry.number: _first(entry.payload) for entry in batch}, facts
 
 
 def _first(image):

@@ -153,3 +153,13 @@ def test_keys_that_left_are_forgotten():
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="least: expected at most max_batch = 10, got 11"):
         BatchSettings(max_batch=10, least=11)
+
+
+def test_a_key_that_is_apart_shares_no_batch_however_few_its_images_are():
+    apart = set()
+    queue = Forming(SETTINGS, apart)
+    apart.add("b")
+    for key in "abc":
+        add(queue, key, 0.0)
+    taken = [keys(queue.take(2.0)), keys(queue.take(2.0))]
+    assert sorted(taken) == ["ac", "b"]

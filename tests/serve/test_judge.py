@@ -92,3 +92,34 @@ def test_an_answer_that_is_not_finite_is_an_error(lenient, digits):
     broken = tp.Defense(**{**vars(lenient.parts), "passing": Broken(lenient.classifier)})
     with pytest.raises(ArithmeticError, match="not finite"):
         judge(broken, digits.test.images[:100], KEYS)
+
+
+def test_images_of_a_watched_key_take_the_flagged_route_in_a_batch_that_passes(lenient, digits):
+    images = digits.test.images[:100]
+    found = judge(lenient, images, KEYS, {"tenant 2", "elsewhere"})
+    watched = torch.tensor([key == "tenant 2" for key in KEYS])
+    assert not found.decision.adversarial
+    assert list(found.flagged) == watched.tolist()
+    bare = lenient.classifier(images).softmax(1)
+    assert torch.allclose(found.probabilities[~watched], bare[~watched], atol=1e-5)
+    assert not torch.allclose(found.probabilities[watched], bare[watched], atol=1e-2)
+
+
+def test_attacked_images_look_suspicious_by_themselves_and_clean_ones_seldom(lenient, digits, attacked):
+    clean = judge(lenient, digits.test.images[:100], KEYS)
+    assert not clean.decision.adversarial
+    assert sum(clean.suspicious) <= 15
+    assert sum(judge(lenient, attacked, KEYS).suspicious) >= 50
+
+
+def test_without_scores_nobody_looks_suspicious(older, digits):
+    assert judge(older, digits.test.images[:100], KEYS).suspicious == (False,) * 100
+
+
+def test_of_many_keys_with_one_image_each_those_that_attack_are_found(lenient, digits, attacked):
+    keys = [f"key {index}" for index in range(100)]
+    images = torch.cat([attacked[:30], digits.test.images[130:200]])
+    found = judge(lenient, images, keys)
+    assert found.decision.adversarial
+    assert sum(found.flagged[:30]) >= 15
+    assert sum(found.flagged[30:]) <= 20

@@ -10,8 +10,8 @@ from statistics import quantiles
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_load import SCALE, Connection, Vitals, Watch, children, picture, request, serving
 
-ROOM = 100
-CONFIG = f"threads = 1\n[batch]\ndeadline = 0.1\nmax_batch = 5\nmax_per_key = 5\nmax_items = {ROOM}\n"
+ROOM, CONNECTIONS = 100, 400
+CONFIG = f"threads = 1\n[batch]\ndeadline = 0.1\nmax_batch = 3\nmax_per_key = 3\nmax_items = {ROOM}\n"
 
 
 class Crowd:
@@ -32,13 +32,17 @@ class Crowd:
         return status
 
     async def at_rate(self, rate, seconds):
-        """So many requests a second, whether or not answers come."""
-        loop, tasks, start = asyncio.get_running_loop(), [], time.perf_counter()
+        """So many requests a second, whether or not answers come; as many as there are connections may wait."""
+        tasks, start, offered = set(), time.perf_counter(), 0
         for number in range(int(rate * seconds)):
             await asyncio.sleep(max(0, start + number / rate - time.perf_counter()))
-            tasks.append(loop.create_task(self.one(number)))
+            if len(tasks) < CONNECTIONS:
+                tasks.add(task := asyncio.create_task(self.one(number)))
+                task.add_done_callback(tasks.discard)
+                offered += 1
+        took = time.perf_counter() - start
         await asyncio.wait_for(asyncio.gather(*tasks), 60)
-        return len(tasks) / (time.perf_counter() - start)
+        return offered / took
 
     async def capacity(self, seconds):
         """How many requests a second are answered to clients who wait; as many as fit."""

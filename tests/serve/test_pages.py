@@ -32,10 +32,19 @@ def dashboard(echoing):
             ratio = draw.uniform(2, 5) if flagged else draw.uniform(-0.8, 0.9)
             service.metrics.heard(
                 BatchFacts(
-                    size, keys, routes, blamed, flagged, True, 0.01 * ratio, 0.01, draw.random() ** (9 if flagged else 1)
+                    size,
+                    keys,
+                    routes,
+                    routes,
+                    blamed,
+                    flagged,
+                    True,
+                    0.01 * ratio,
+                    0.01,
+                    draw.random() ** (9 if flagged else 1),
                 )
             )
-        service.metrics.heard(BatchFacts(1, ("bob <b>",), (True,), (), True, False, None, None, None))
+        service.metrics.heard(BatchFacts(1, ("bob <b>",), (True,), (False,), (), True, False, None, None, None))
         yield address, service
 
 

@@ -135,31 +135,67 @@ def test_it_answers_survives_kills_of_its_worker_and_ends_without_losing_anythin
         assert not any("traceback" in line for line in lines)
 
 
+NAMES = [f"key{number}" for number in range(10)]
+KEYS = "".join(f'[keys.{name}]\nsha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in NAMES)
+
+
+def sent(where, jobs):
+    """The labels for pairs of a key and an image, all sent at once."""
+
+    def client(job):
+        status, answer = ask(where["port"], "POST", "/v1/classify", png(job[1]), {"X-API-Key": job[0]})
+        assert status == 200, answer
+        return json.loads(answer)["label"]
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(client, jobs))
+
+
+def by_route(where):
+    """How many images of each key took each route, and how many keys are watched."""
+    metrics = ask(where["admin_port"], "GET", "/metrics")[1].decode()
+    found = re.findall(r'^twoprong_images_total{key="(.*)",route="(.*)"} (.*)$', metrics, re.MULTILINE)
+    watched = re.search(r"^twoprong_keys_watched (.*)$", metrics, re.MULTILINE)
+    return {(key, route): int(float(count)) for key, route, count in found}, float(watched[1])
+
+
+def kept(found, classifier, images, labels):
+    """Whether the others' accuracy is within a point of the bare classifier's."""
+    bare = classifier(images).argmax(1) == labels
+    return (torch.tensor(found) == labels).float().mean() >= bare.float().mean() - 0.01
+
+
 def test_one_key_that_attacks_is_flagged_and_the_nine_others_keep_their_accuracy(bundle, digits, tmp_path):
-    """At a rate that fills batches of its own; a slow drip among others would pass (docs/serving.md)."""
-    defense = tp.load(bundle)
-    names = [f"key{number}" for number in range(10)]
-    config = "threads = 1\n[batch]\ndeadline = 20\nmax_batch = 30\nmax_per_key = 10\n"
-    config += "".join(f'[keys.{name}]\nsha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in names)
-    images, labels = digits.test.images[:300], digits.test.labels[:300]
-    attacked = images.clone()
-    attacked[::10] = PGD(eps=0.3, step=0.05)(defense.classifier, images[::10], labels[::10]).images
-    jobs = [(names[index % 10], png(image)) for index, image in enumerate(attacked)]
+    """At a rate that fills batches of its own."""
+    classifier = tp.load(bundle).classifier
+    config = "threads = 1\n[batch]\ndeadline = 20\nmax_batch = 30\nmax_per_key = 10\n" + KEYS
+    images, labels = digits.test.images[:300].clone(), digits.test.labels[:300]
+    images[::10] = PGD(eps=0.3, step=0.05)(classifier, images[::10], labels[::10]).images
     with serving(bundle, tmp_path, config) as (_, where):
+        found = sent(where, [(NAMES[index % 10], image) for index, image in enumerate(images)])
+        routes, _ = by_route(where)
+    assert routes["key0", "flagged"] == 30
+    others = [index for index in range(300) if index % 10]
+    assert kept([found[index] for index in others], classifier, images[others], labels[others])
 
-        def client(job):
-            status, answer = ask(where["port"], "POST", "/v1/classify", job[1], {"X-API-Key": job[0]})
-            assert status == 200, answer
-            return json.loads(answer)["label"]
 
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            found = torch.tensor(list(pool.map(client, jobs)))
-        metrics = ask(where["admin_port"], "GET", "/metrics")[1].decode()
-    routes = dict(re.findall(r'^twoprong_images_total{key="(.*)"} (.*)$', metrics, re.MULTILINE))
-    assert float(routes['key0",route="flagged']) == 30
-    others = torch.arange(300) % 10 != 0
-    bare = defense.classifier(images[others]).argmax(1) == labels[others]
-    assert (found[others] == labels[others]).float().mean() >= bare.float().mean() - 0.01
+def test_a_slow_drip_is_stopped_and_the_nine_others_keep_their_accuracy(bundle, digits, tmp_path):
+    """One attacked image in every shared batch, which the batch test does not notice."""
+    classifier, rounds = tp.load(bundle).classifier, 16
+    config = "threads = 1\n[batch]\ndeadline = 0.15\nmax_batch = 20\n" + KEYS
+    images, labels = digits.test.images[:304], digits.test.labels[:304]
+    attacked = PGD(eps=0.3, step=0.05)(classifier, digits.test.images[304:320], digits.test.labels[304:320]).images
+    found, flagged = [], []
+    with serving(bundle, tmp_path, config) as (_, where):
+        for turn in range(rounds):
+            clean = [(NAMES[1 + index % 9], images[19 * turn + index]) for index in range(19)]
+            found += sent(where, [*clean, ("key0", attacked[turn])])[:19]
+            routes, watched = by_route(where)
+            flagged.append(routes.get(("key0", "flagged"), 0))
+    print(f"flagged so far, image by image: {flagged}")
+    assert watched == 1
+    assert flagged[-1] - flagged[-5] == 4  # by now all of them
+    assert kept(found, classifier, images, labels)
 
 
 @pytest.mark.parametrize(

@@ -24,25 +24,24 @@ def entries(images, keys=None):
 
 
 def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(bundle, digits):
-    heard = []
     images = digits.test.images[:40]
     floats = list(images.numpy())
     bytes_ = list((images * 255).round().byte().numpy())
 
     async def main():
-        worker = Worker(WorkerSettings(str(bundle), threads=1), heard.append)
+        worker = Worker(WorkerSettings(str(bundle), threads=1))
         model = await worker.start()
         try:
             assert (model.name, model.shape, model.sizes) == ("digits", (1, 8, 8), (1, 120))
-            found = await worker(entries(floats))
+            found, facts = await worker(entries(floats))
             expected = tp.load(bundle)(images).probabilities.numpy()
             assert list(found) == [7 * number for number in range(40)]
             assert np.allclose(np.stack(list(found.values())), expected, atol=1e-6)
-            mixed = await worker(entries(floats[:20] + bytes_[20:]))
+            mixed, _ = await worker(entries(floats[:20] + bytes_[20:]))
             coarse = torch.cat([images[:20], (images[20:] * 255).round() / 255])
             assert np.allclose(np.stack(list(mixed.values())), tp.load(bundle)(coarse).probabilities.numpy(), atol=1e-6)
-            assert (heard[0].size, heard[0].tested, heard[0].adversarial) == (40, True, False)
-            assert heard[0].statistic < heard[0].threshold
+            assert (facts.size, facts.tested, facts.adversarial) == (40, True, False)
+            assert facts.statistic < facts.threshold
 
             with pytest.raises(TwoprongError, match="InputError"):
                 await worker(entries([np.full((1, 8, 8), 2, np.float32)] * 2))
@@ -55,7 +54,10 @@ def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(b
             os.kill(first, signal.SIGKILL)
             with pytest.raises(WorkerError):
                 await asked
-            assert len(await worker(entries(floats))) == 40
+            again, facts = await worker(entries(floats), {"a", "b"})
+            assert len(again) == 40
+            assert all(facts.flagged)  # for "a" is watched
+            assert not facts.adversarial
             assert (worker.restarts, worker.pid == first) == (1, False)
         finally:
             await worker.stop()
@@ -68,7 +70,11 @@ def test_a_worker_that_is_late_is_killed_and_replaced_and_ignores_sigterm(bundle
     async def main():
         worker = Worker(WorkerSettings(str(bundle), threads=1))
         await worker.start()
-        batcher = Batcher(worker, BatchSettings(timeout=0.5, deadline=0.01))
+
+        async def judge(batch):
+            return (await worker(batch))[0]
+
+        batcher = Batcher(judge, BatchSettings(timeout=0.5, deadline=0.01))
 
         async def classify(image):
             with batcher.reserve("a", 100) as slots:

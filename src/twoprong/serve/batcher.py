@@ -10,7 +10,7 @@ number, never by position: a judge that loses, invents or repeats a number fails
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Hashable, Mapping, Sequence
 from itertools import count
 from math import ceil, inf
 from types import TracebackType
@@ -46,12 +46,15 @@ class BatchError(UnavailableError):
 
 
 class Batcher:
-    """Forms batches by the rules of `forming.py` and hands `workers` of them at a time to `judge`."""
+    """Forms batches by the rules of `forming.py` and hands `workers` of them at a time to `judge`.
 
-    def __init__(self, judge: Judge, settings: BatchSettings, workers: int = 1) -> None:
+    Keys that are `apart` share none.
+    """
+
+    def __init__(self, judge: Judge, settings: BatchSettings, workers: int = 1, apart: Container[str] = ()) -> None:
         self.settings = settings
         self._judge, self._free = judge, workers
-        self._forming, self._numbers = Forming(settings), count()
+        self._forming, self._numbers = Forming(settings, apart), count()
         self._items: Counter[str] = Counter()  # accepted and not answered, by key
         self._bytes = 0
         self._timer: asyncio.TimerHandle | None = None

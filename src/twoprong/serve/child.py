@@ -29,7 +29,8 @@ def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
         if settings["threads"]:
             torch.set_num_threads(settings["threads"])
         path = find(settings["bundle"])
-        defense = load(path, device=settings["device"], on_small_batch=settings["on_small_batch"], allow=settings["allow"])
+        given = {name: settings[name] for name in ("device", "on_small_batch", "allow")}
+        defense = load(path, **given, rescue="batch")  # whom to rescue is `judge`'s business
     except (TwoprongError, OSError) as error:
         say({"error": str(error)})
         return
@@ -58,11 +59,12 @@ def _judged(defense: Any, shape: tuple[int, ...], head: Any, body: bytes) -> tup
     from twoprong.serve.judge import judge
 
     images = torch.from_numpy(np.stack(list(wire.arrays(body, head["kinds"], shape))))
-    found = judge(defense, images, head["keys"])
+    found = judge(defense, images, head["keys"], head["watched"])
     whole = found.decision
     facts = {
         "numbers": head["numbers"],
         "flagged": found.flagged,
+        "suspicious": found.suspicious,
         "blamed": found.blamed,
         "adversarial": whole.adversarial,
         "tested": whole.tested,

@@ -1,8 +1,9 @@
 """Which images share a batch, and when it closes: pure rules over a clock that is given, without tasks or sleeping.
 
 A batch is the unit of a statistical test, so it matters who is in it:
-- A key with more than `max_per_key` images waiting gets a batch of its own. A key that just had one, or whose images come
-  so fast that it will have as many before the deadline, is waited for: it shares only if they do not come after all.
+- A key with more than `max_per_key` images waiting gets a batch of its own; one that is `apart` always does. A key that just
+  had one, or whose images come so fast that it will have as many before the deadline, is waited for: it shares only if they
+  do not come after all.
 - The other keys share a batch, none with more than `max_per_key` images.
 
 A batch closes when it is full, when its oldest image has waited for `deadline`, or earlier, when nobody else is expected:
@@ -10,7 +11,7 @@ once the silence since the last image is longer than the time left, fewer than o
 fast traffic fills batches and slow traffic does not wait in vain; the oldest of too few images always waits to the end.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -56,8 +57,8 @@ class Entry:
 class Forming:
     """The images that wait. Every call is given the time."""
 
-    def __init__(self, settings: BatchSettings) -> None:
-        self.settings = settings
+    def __init__(self, settings: BatchSettings, apart: Container[str] = ()) -> None:
+        self.settings, self._apart = settings, apart
         self._waiting: dict[str, dict[Hashable, Entry]] = {}  # by key, then by digest; the oldest first
         self._last: dict[str, float] = {}  # when the last image of a key came
         self._alone: dict[str, float] = {}  # when a key last had a batch of its own
@@ -112,7 +113,7 @@ class Forming:
 
     def _groups(self, now: float) -> dict[str, list[str]]:
         most = self.settings.max_per_key
-        own = {key: [key] for key, entries in self._waiting.items() if len(entries) > most}
+        own = {key: [key] for key, entries in self._waiting.items() if len(entries) > most or key in self._apart}
         fast: list[str] = []
         shared: list[str] = []
         for key in [key for key in self._waiting if key not in own]:

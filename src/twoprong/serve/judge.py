@@ -1,7 +1,8 @@
 """One batch of several keys' images through a defence; where it is flagged, the keys that are to blame are looked for."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,52 +12,91 @@ from twoprong.defense import Defense
 from twoprong.detect.copies import copies
 from twoprong.detect.kernel import Sample
 
+EXCUSED = (
+    1 / 5
+)  # of a key's images may be suspects without consequences: about a tenth of clean images are, in a flagged batch
+
 
 @dataclass(frozen=True)
 class Judged:
-    """`decision` is what the defence says of the whole batch. The images of `blamed` keys keep its answer; where the rest
-    passed without them (`rest`), the others have the answer of the passing route. `flagged` says which route each took."""
+    """`decision` is what the defence says of the whole batch. Suspects and images of `blamed` keys keep its answer; where the
+    rest passed without them (`rest`), the others have that of the passing route. `flagged` says which route each took,
+    `suspicious` whether it looks attacked by itself (nobody does where the defence has no scores)."""
 
     decision: Decision
     probabilities: Tensor
     flagged: tuple[bool, ...]
+    suspicious: tuple[bool, ...]
     blamed: tuple[str, ...] = ()
     rest: Decision | None = None
 
 
 @torch.no_grad()
-def judge(defense: Defense, images: Tensor, keys: Sequence[str]) -> Judged:
-    """Answers for every image. Raises ArithmeticError where one is not finite."""
+def judge(defense: Defense, images: Tensor, keys: Sequence[str], watched: Collection[str] = ()) -> Judged:
+    """Answers for every image; those of `watched` keys take the flagged route. Raises ArithmeticError where one is not
+    finite."""
     images = images.to(defense.detector.reference_pixels)
-    decision = defense(images)
-    found = Judged(decision, decision.probabilities, (decision.adversarial,) * len(images))
-    if decision.adversarial and decision.tested and (blamed := culprits(defense, images, keys)):
-        kept = [index for index, key in enumerate(keys) if key not in blamed]
-        rest = defense(images[kept])
-        if not rest.adversarial:  # else all of them stay flagged
-            probabilities = decision.probabilities.clone()
-            probabilities[kept] = rest.probabilities
-            found = Judged(decision, probabilities, tuple(key in blamed for key in keys), tuple(sorted(blamed)), rest)
+    decision = defense(images, scored=True)
+    found = Judged(decision, decision.probabilities, (decision.adversarial,) * len(images), _suspicious(defense, decision))
+    if decision.adversarial and decision.tested:
+        found = _divided(defense, images, keys, found)
+    if late := [index for index, key in enumerate(keys) if key in watched and not found.flagged[index]]:
+        probabilities = found.probabilities.clone()
+        probabilities[late] = defense.flagged.logits(images[late])[0].softmax(1)
+        flagged = tuple(was or index in late for index, was in enumerate(found.flagged))
+        found = replace(found, probabilities=probabilities, flagged=flagged)
     if not found.probabilities.isfinite().all():
         raise ArithmeticError("the classifier's answer is not finite")
     return found
 
 
-def culprits(defense: Defense, images: Tensor, keys: Sequence[str]) -> set[str]:
-    """The keys that are to blame for an alarm: those whose images are flagged by themselves, and then, one after the other
-    until the rest passes, those whose absence lowers the statistic most.
+def _suspicious(defense: Defense, decision: Decision) -> tuple[bool, ...]:
+    """Whether each image would be flagged as a batch of one."""
+    if decision.scores is None or defense.detector.batch_sizes[0] > 1:
+        return (False,) * len(decision)
+    return tuple(defense.detector.flags(score, 1) for score in decision.scores.tolist())
 
-    Nobody (the empty set) where more than half of the images would have to go: a small rest passes easily, and the many
-    keys of one attacker must not clear the last of them. The statistics are exact: parts of one Gram matrix.
+
+def _divided(defense: Defense, images: Tensor, keys: Sequence[str], found: Judged) -> Judged:
+    """A flagged batch without those who are to blame, if the rest passes; else as it was."""
+    decision = found.decision
+    shares = {} if decision.scores is None else _shares(decision.suspects.tolist(), keys)
+    bad = [suspect and shares.get(key, 0) > EXCUSED for suspect, key in zip(decision.suspects.tolist(), keys, strict=True)]
+    blamed = culprits(defense, images, keys, bad)
+    if blamed is None:
+        return found
+    flagged = tuple(one or key in blamed for one, key in zip(bad, keys, strict=True))
+    kept = [index for index, out in enumerate(flagged) if not out]
+    if (rest := defense(images[kept])).adversarial:
+        return found
+    probabilities = decision.probabilities.clone()
+    probabilities[kept] = rest.probabilities
+    return replace(found, probabilities=probabilities, flagged=flagged, blamed=tuple(sorted(blamed)), rest=rest)
+
+
+def _shares(suspects: Sequence[bool], keys: Sequence[str]) -> dict[str, float]:
+    """The share of suspects among each key's images."""
+    all_, bad = Counter(keys), Counter(key for key, suspect in zip(keys, suspects, strict=True) if suspect)
+    return {key: bad[key] / count for key, count in all_.items()}
+
+
+def culprits(defense: Defense, images: Tensor, keys: Sequence[str], bad: Sequence[bool]) -> set[str] | None:
+    """The keys that are to blame for an alarm, besides single `bad` images: those whose images are flagged by themselves, or
+    of which half (two at least) are bad; and then, one after the other until the rest passes, those whose absence lowers the
+    statistic most.
+
+    None where more than half of the images would have to go: a small rest passes easily, and the many keys of one attacker
+    must not clear the last of them. The statistics are exact: parts of one Gram matrix.
     """
     detector, repeated = defense.detector, copies(images)
     once, place = (images, range(len(images))) if repeated is None else (images[repeated[0]], repeated[1].tolist())
     owners: list[set[str]] = [set() for _ in once]
+    out = {index for index, one in zip(place, bad, strict=True) if one}
     for key, index in zip(keys, place, strict=True):
         owners[index].add(key)
     sample = Sample(once, defense.embed(once))
     k_xy, k_yy = detector.kernel(detector.reference, sample), detector.kernel(sample, sample)
-    smallest, half = detector.batch_sizes[0], len(once) / 2
+    smallest, half = max(2, detector.batch_sizes[0]), len(once) / 2
 
     def statistic(part: list[int]) -> float:
         return detector.from_grams(k_xy[:, part], k_yy[part][:, part]).item()
@@ -65,9 +105,13 @@ def culprits(defense: Defense, images: Tensor, keys: Sequence[str]) -> set[str]:
         return len(part) >= smallest and detector.flags(statistic(part), len(part))
 
     def without(some: set[str]) -> list[int]:
-        return [index for index, who in enumerate(owners) if not who & some]
+        return [index for index, who in enumerate(owners) if not who & some and index not in out]
 
-    blamed = {key for key in set(keys) if flagged([index for index, who in enumerate(owners) if key in who])}
+    def guilty(key: str) -> bool:
+        own = [index for index, who in enumerate(owners) if key in who]
+        return len(out.intersection(own)) >= max(2, len(own) / 2) or flagged(own)
+
+    blamed = {key for key in set(keys) if guilty(key)}
     while len(left := without(blamed)) >= max(half, smallest):
         if not flagged(left):
             return blamed
@@ -76,4 +120,4 @@ def culprits(defense: Defense, images: Tensor, keys: Sequence[str]) -> set[str]:
         if not known:
             break
         blamed.add(min(known, key=lambda key: known[key]))
-    return set()
+    return None

@@ -34,6 +34,7 @@ class Metrics:
         self.p_value = Histogram("p_value", "Of tested batches", buckets=LEVELS, **to)
         self.pending = Gauge("pending", "Images that are accepted and not answered", **to)
         self.pending_bytes = Gauge("pending_bytes", "Bytes that are held for them", **to)
+        self.watched = Gauge("keys_watched", "Keys whose images look attacked too often", **to)
         self.restarts = Gauge("worker_restarts", "How often the worker was started again", **to)
         self.ready = Gauge("ready", "Whether the service takes requests", **to)
 
@@ -62,6 +63,7 @@ def route_of(facts: BatchFacts) -> tuple[str, str]:
     """The route that a batch took, and why."""
     if not facts.tested:
         return "flagged" if facts.adversarial else "passing", "too_small"
+    route = "flagged" if all(facts.flagged) else "divided" if any(facts.flagged) else "passing"
     if not facts.adversarial:
-        return "passing", "passed"
-    return ("divided", "blamed") if facts.blamed else ("flagged", "alarm")
+        return route, "watched" if any(facts.flagged) else "passed"
+    return route, "alarm" if all(facts.flagged) else "blamed"

@@ -12,6 +12,7 @@ from twoprong.errors import ConfigError
 from twoprong.serve.batcher import Batcher
 from twoprong.serve.forming import Entry
 from twoprong.serve.keys import Keys
+from twoprong.serve.memory import Memory
 from twoprong.serve.metrics import Metrics
 from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
@@ -26,7 +27,8 @@ class Service:
     def __init__(self, settings: ServeSettings, worker: Worker, model: Model, metrics: Metrics) -> None:
         self.settings, self.worker, self.model, self.metrics = settings, worker, model, metrics
         self.keys = Keys(settings.keys)
-        self.batcher = Batcher(self._judge, _fitted(settings.batch, model.sizes))
+        self.memory = Memory(model.false_alarm_rate)
+        self.batcher = Batcher(self._judge, _fitted(settings.batch, model.sizes), apart=self.memory.watched)
         self.watchdog = Watchdog(self.batcher)
         self.decoders = ThreadPoolExecutor(DECODERS, "decoder")
         self.draining = False
@@ -34,6 +36,7 @@ class Service:
         metrics.pending_bytes.set_function(lambda: self.batcher.pending_bytes)
         metrics.restarts.set_function(lambda: worker.restarts)
         metrics.ready.set_function(lambda: self.ready)
+        metrics.watched.set_function(lambda: len(self.memory.watched))
 
     @property
     def ready(self) -> bool:
@@ -50,11 +53,13 @@ class Service:
         for entry in batch:
             self.metrics.queue.observe(start - entry.since)
         try:
-            answers = await self.worker(batch)
+            answers, facts = await self.worker(batch, self.memory.watched)
         except BaseException:
             self.metrics.failed.inc()
             raise
         self.metrics.batch_seconds.observe(loop.time() - start)
+        self.metrics.heard(facts)
+        self.memory.heard(facts.keys, facts.suspicious)
         return answers
 
 
@@ -63,7 +68,7 @@ async def running(bundle: str, device: str, settings: ServeSettings, allow: Sequ
     """A service whose worker is up. Raises StateError if the bundle cannot be loaded, ConfigError if settings do not fit."""
     metrics = Metrics()
     given: Any = (bundle, device, settings.on_small_batch, settings.threads, tuple(allow))
-    worker = Worker(WorkerSettings(*given), metrics.heard)
+    worker = Worker(WorkerSettings(*given))
     try:
         service = Service(settings, worker, await worker.start(), metrics)
         beat = asyncio.create_task(service.watchdog.beat())

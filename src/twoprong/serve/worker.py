@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ class BatchFacts:
     size: int
     keys: tuple[str, ...]
     flagged: tuple[bool, ...]
+    suspicious: tuple[bool, ...]  # whether each looks attacked by itself
     blamed: tuple[str, ...]
     adversarial: bool
     tested: bool
@@ -65,11 +66,10 @@ class WorkerError(TwoprongError):
 
 
 class Worker:
-    """A `Judge` for the batcher: one process, one batch at a time. `heard` is told the facts of every batch."""
+    """One process, one batch at a time."""
 
-    def __init__(self, settings: WorkerSettings, heard: Callable[[BatchFacts], None] = lambda facts: None) -> None:
+    def __init__(self, settings: WorkerSettings) -> None:
         self.settings, self.restarts = settings, 0
-        self._heard = heard
         self._process: asyncio.subprocess.Process | None = None
         self._up, self._stopping = asyncio.Event(), False
         self._minder: asyncio.Task[None] | None = None
@@ -96,13 +96,17 @@ class Worker:
             self._minder.cancel()
         await self._end()
 
-    async def __call__(self, batch: Sequence[Entry]) -> Mapping[int, np.ndarray]:
-        """The probabilities for each entry, by its number. Raises WorkerError; a cancelled call kills the worker."""
+    async def __call__(
+        self, batch: Sequence[Entry], watched: Collection[str] = ()
+    ) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
+        """The probabilities for each entry, by its number, and the facts of the batch. Images of `watched` keys take the
+        flagged route. Raises WorkerError; a cancelled call kills the worker."""
         await self._up.wait()
         assert self._process is not None
         process, images = self._process, [entry.payload for entry in batch]
         keys = [entry.key for entry in batch]
         head = {"numbers": [entry.number for entry in batch], "keys": keys, "kinds": wire.kinds(images)}
+        head["watched"] = sorted({*keys}.intersection(watched))
         try:
             found, body = await self._exchange(process, wire.pack(head, b"".join(image.tobytes() for image in images)))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
@@ -118,8 +122,7 @@ class Worker:
         numbers = found.pop("numbers")
         answers = np.frombuffer(body, np.float32).reshape(len(numbers), -1)
         facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-        self._heard(BatchFacts(size=len(batch), keys=tuple(keys), images=images, **facts))
-        return dict(zip(numbers, answers, strict=True))
+        return dict(zip(numbers, answers, strict=True)), BatchFacts(len(batch), tuple(keys), images=images, **facts)
 
     async def _exchange(self, process: asyncio.subprocess.Process, message: bytes) -> tuple[Any, bytes]:
         assert process.stdin is not None

@@ -16,7 +16,12 @@ from twoprong.routes import Denoised
 
 @pytest.fixture(scope="module")
 def attacked(classifier, digits):
-    return PGD(eps=0.2, step=0.03)(classifier, digits.test.images[:100], digits.test.labels[:100]).images
+    return pgd(classifier, digits.test[:100], eps=0.2, step=0.03)
+
+
+def pgd(classifier, some, **settings):
+    """Always the same images, whatever tests ran before."""
+    return PGD(**settings)(classifier, some.images, some.labels, torch.Generator().manual_seed(0)).images
 
 
 def with_policy(defense, policy):
@@ -279,9 +284,9 @@ def with_rescue(defense, rescue):
 
 
 @pytest.fixture(scope="module")
-def mixed(digits, attacked):
-    """A batch with 40 attacked images before 60 clean ones."""
-    return torch.cat([attacked[:40], digits.test.images[100:160]])
+def mixed(classifier, digits):
+    """A batch with 40 attacked images before 60 clean ones: well above the threshold."""
+    return torch.cat([pgd(classifier, digits.test[:40], eps=0.3, step=0.05), digits.test.images[100:160]])
 
 
 def test_only_suspects_take_the_flagged_route(defense, classifier, mixed):

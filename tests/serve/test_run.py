@@ -139,6 +139,10 @@ NAMES = [f"key{number}" for number in range(10)]
 KEYS = "".join(f'[keys.{name}]\nsha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in NAMES)
 
 
+def attack(classifier, images, labels):
+    return PGD(eps=0.3, step=0.05)(classifier, images, labels, torch.Generator().manual_seed(0)).images
+
+
 def sent(where, jobs):
     """The labels for pairs of a key and an image, all sent at once."""
 
@@ -170,7 +174,7 @@ def test_one_key_that_attacks_is_flagged_and_the_nine_others_keep_their_accuracy
     classifier = tp.load(bundle).classifier
     config = "threads = 1\n[batch]\ndeadline = 20\nmax_batch = 30\nmax_per_key = 10\n" + KEYS
     images, labels = digits.test.images[:300].clone(), digits.test.labels[:300]
-    images[::10] = PGD(eps=0.3, step=0.05)(classifier, images[::10], labels[::10]).images
+    images[::10] = attack(classifier, images[::10], labels[::10])
     with serving(bundle, tmp_path, config) as (_, where):
         found = sent(where, [(NAMES[index % 10], image) for index, image in enumerate(images)])
         routes, _ = by_route(where)
@@ -184,7 +188,7 @@ def test_a_slow_drip_is_stopped_and_the_nine_others_keep_their_accuracy(bundle, 
     classifier, rounds = tp.load(bundle).classifier, 16
     config = "threads = 1\n[batch]\ndeadline = 0.15\nmax_batch = 20\n" + KEYS
     images, labels = digits.test.images[:304], digits.test.labels[:304]
-    attacked = PGD(eps=0.3, step=0.05)(classifier, digits.test.images[304:320], digits.test.labels[304:320]).images
+    attacked = attack(classifier, digits.test.images[304:320], digits.test.labels[304:320])
     found, flagged = [], []
     with serving(bundle, tmp_path, config) as (_, where):
         for turn in range(rounds):

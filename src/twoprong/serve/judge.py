@@ -19,9 +19,10 @@ EXCUSED = (
 
 @dataclass(frozen=True)
 class Judged:
-    """`decision` is what the defence says of the whole batch. Suspects and images of `blamed` keys keep its answer; where the
-    rest passed without them (`rest`), the others have that of the passing route. `flagged` says which route each took,
-    `suspicious` whether it looks attacked by itself (nobody does where the defence has no scores)."""
+    """`decision` is what the defence says of the whole batch. Suspects and images of `blamed` keys keep its answer; where
+    the rest passed without them (`rest`), the others have that of the passing route. `flagged` says which route each took,
+    `suspicious` whether it looks attacked by itself (nobody does where the defence has no scores).
+    """
 
     decision: Decision
     probabilities: Tensor

@@ -1,20 +1,22 @@
 """The hardened mode from fit to evaluation: the same Defense with other routes."""
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import twoprong as tp
 from twoprong.card import model_card
+from twoprong.cli import app
 from twoprong.cli.arguments.fit import FitArguments
 from twoprong.cli.finished import is_finished
 from twoprong.cli.fit import fit as fit_command
 from twoprong.data.splits import split
 from twoprong.errors import BundleError, ConfigError, InputError
 from twoprong.evaluation.accelerated import Accelerated
-from twoprong.evaluation.protocols import Item
 from twoprong.manifest import check
 from twoprong.models.train import accuracy
 from twoprong.parts import describe
@@ -22,43 +24,79 @@ from twoprong.robust.run import save_weights
 from twoprong.seeds import generator
 from twoprong.whitebox import OneRoute
 
-
-@pytest.fixture(scope="module")
-def config(small_config):
-    robust = {"epochs": 6, "batch_size": 64, "lr": 0.1, "ema": 0.95, "augment": "none", "early_steps": 3}
-    values = small_config.model_dump() | {"mode": "hardened", "balance": 0.5, "robust": robust}
-    return tp.FitConfig.model_validate(values | {"attack": {"eps": 0.2, "step": 0.05, "steps": 4}})
+SETTINGS = (
+    "attack.eps=0.2", "attack.step=0.05", "attack.steps=4", "kernel.epochs=20", "detector.permutations=50",
+    "detector.max_batch_size=120", "classifier.epochs=8", "robust.epochs=6", "robust.ema=0.95", "robust.early_steps=3",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def hardened(classifier, digits, config):
-    return tp.fit(classifier, digits.train, config=config)
+def place(tmp_path_factory):
+    """Where the commands ran that fit a hardened defence to the digits and evaluate it, and what they printed."""
+    folder = tmp_path_factory.mktemp("hardened")
+    fit = ["fit", "--data", "digits", "--classifier", "cnn", "--mode", "hardened", "--balance", "0.5", "--out", "bundle"]
+    evaluate = ["evaluate", "bundle", "--data", "digits", "--protocol", "quick", "--images", "20", "--batch-size", "20"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 10, "penalties": (1.0,)})  # it takes longest
+        runs = [
+            CliRunner().invoke(app, [*command, "--json"])
+            for command in ([*fit, *(f"--set={one}" for one in SETTINGS)], [*evaluate, "--out", "evaluation"])
+        ]
+    assert [run.exit_code for run in runs] == [0, 0], [run.output for run in runs]
+    return folder, *(json.loads(run.stdout) for run in runs)
 
 
-def test_both_routes_are_robust_and_the_classifier_is_not(hardened, digits, classifier):
+@pytest.fixture(scope="module")
+def hardened(place):
+    return tp.load(place[0] / "bundle")
+
+
+@pytest.fixture(scope="module")
+def config(hardened):
+    return hardened.config
+
+
+def test_the_commands_fit_and_evaluate_it(place, hardened):
+    folder, fitted, results = place
+    assert (hardened.config.mode, hardened.config.balance, fitted["flagged"]) == ("hardened", 0.5, "robust")
+    assert fitted["attacked_defended"] > fitted["attacked_bare"]
+    # What each layer adds: every route is attacked by who knows it, and scored under every attack.
+    assert {"gate", "gate on the gate", "gate on the robust"} <= {attack["name"] for attack in results["attacks"]}
+    assert {"defense", "bare", "robust", "gate", "reject"} <= set(results["worst_case"])
+    assert not [check for check in results["sanity"] if check["status"] == "failed"]
+    assert not any("denoised" in picture["images"] for picture in results["pictures"])
+    page = (folder / "evaluation" / "report.html").read_text()
+    assert "gate on the robust" in page
+    assert json.loads((folder / "evaluation" / "results.json").read_text()) == results
+
+
+def test_both_routes_are_robust_and_the_classifier_is_not(hardened, digits):
     part = digits.test[:60]
     attack = tp.attacks.ATTACKS["gate"](eps=0.15, steps=20, targets=2)
     left = {
         role: attack(OneRoute(hardened, role), part.images, part.labels, generator(0, role)).accuracy
         for role in ("passing", "flagged")
     }
-    bare = attack(classifier, part.images, part.labels, generator(0, "bare")).accuracy
+    bare = attack(hardened.classifier, part.images, part.labels, generator(0, "bare")).accuracy
     assert min(left.values()) > bare + 0.2
-    assert hardened.classifier is classifier
     assert hardened.flagged.robust is hardened.passing.robust
 
 
-def test_balance_moves_the_threshold_and_the_clean_accuracy(hardened, classifier, digits, config):
+def test_balance_moves_the_threshold_and_the_clean_accuracy(hardened, digits, config):
     held_out = split(digits.train, config.splits, config.seed).calibration
-    robust, found = hardened.flagged.robust, []
-    for balance in (1.0, 0.5, 0.0):
+    classifier, robust, fitted = hardened.classifier, hardened.flagged.robust, [hardened]
+    for balance in (1.0, 0.0):
         chosen = config.model_copy(update={"balance": balance})
-        one = tp.fit(classifier, digits.train, config=chosen, robust=robust, measure=False)
-        found.append((one.passing.tau, accuracy(lambda x, one=one: one.passing.logits(x)[0], held_out)))
-    assert found[0] == (0.0, accuracy(robust, held_out))
-    assert found[0][0] < found[1][0] == hardened.passing.tau < found[2][0]
-    assert found[0][1] < found[1][1] <= found[2][1]
-    assert found[2][1] >= accuracy(classifier, held_out)
+        fitted.append(tp.fit(classifier, digits.train, config=chosen, robust=robust, measure=False))
+        assert fitted[-1].classifier is classifier
+    middle, safe, accurate = (
+        (one.passing.tau, accuracy(lambda x, one=one: one.passing.logits(x)[0], held_out)) for one in fitted
+    )
+    assert safe == (0.0, accuracy(robust, held_out))
+    assert safe[0] < middle[0] < accurate[0]
+    assert safe[1] < middle[1] <= accurate[1]
+    assert accurate[1] >= accuracy(classifier, held_out)
 
 
 def test_a_bundle_keeps_it(hardened, digits, tmp_path):
@@ -94,16 +132,6 @@ def test_a_manifest_that_makes_no_gate_is_refused(hardened, change, message):
         check(manifest, "manifest.json")
 
 
-def test_an_evaluation_shows_what_each_layer_adds(hardened, digits):
-    attack = tp.attacks.ATTACKS["gate"](eps=0.2, steps=5, targets=1)
-    items = [Item(f"gate on {target}", "adaptive", attack, target) for target in ("defense", "gate", "robust")]
-    found = tp.evaluate(hardened, digits.test[:60], batch_size=20, count=20, protocol=items)
-    results = found.results.model_dump(mode="json")
-    assert not [one for one in results["sanity"] if one["status"] == "failed"]
-    assert {"defense", "bare", "robust", "gate", "reject"} <= set(results["worst_case"])
-    assert not any("denoised" in picture["images"] for picture in results["pictures"])
-
-
 def test_the_fast_copy_for_attackers_is_the_same_defence(hardened, digits):
     copy, batch = Accelerated(hardened, None), digits.test[:40]
     labels = [one.logits(batch.images, "passing")[0].argmax(1) for one in (hardened, copy)]
@@ -134,10 +162,8 @@ def test_a_balance_beyond_its_range_is_refused():
         tp.fit(None, None, config={"mode": "hardened", "balance": 1.5})
 
 
-def test_a_finished_fit_knows_its_robust_network(hardened, digits, config, tmp_path):
-    about = hardened.about | {"classes": list(digits.classes)}
-    tp.Defense(**vars(replace(hardened.parts, about=about))).save(tmp_path / "bundle")
-    given = FitArguments(data="digits", bundle=tmp_path / "bundle", classifier="cnn", resume=True)
+def test_a_finished_fit_knows_its_robust_network(place, hardened, digits, config, tmp_path):
+    given = FitArguments(data="digits", bundle=place[0] / "bundle", classifier="cnn", resume=True)
     assert is_finished(given, config, digits, None, "fp32")
     save_weights(tmp_path / "same.safetensors", hardened.flagged.robust, {})
     save_weights(tmp_path / "other.safetensors", hardened.classifier, {})

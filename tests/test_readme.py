@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[1]
 def test_the_python_in_the_readme_runs(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    short = PRESETS["digits"].denoiser.model_copy(update={"epochs": 4})  # the demo's test trains it to the end
-    monkeypatch.setitem(PRESETS, "digits", PRESETS["digits"].model_copy(update={"denoiser": short}))
+    parts = {"denoiser": 2, "kernel": 20, "classifier": 10}  # the demo's test trains longer
+    short = {name: getattr(PRESETS["digits"], name).model_copy(update={"epochs": count}) for name, count in parts.items()}
+    monkeypatch.setitem(PRESETS, "digits", PRESETS["digits"].model_copy(update=short))
     namespace: dict = {}
     exec(compile(code, "README.md", "exec"), namespace)
     clean, attacked = capsys.readouterr().out.splitlines()

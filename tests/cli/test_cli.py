@@ -47,10 +47,11 @@ def twoprong(*arguments, cwd=None):
 
 
 def inside(*arguments, cwd=None):
-    """The same in this process, where torch is loaded already: for what ends after a moment."""
+    """The same in this process, where torch is loaded already."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["twoprong", *map(str, arguments)])
+        patch.setattr(sys, "path", ["", *sys.path])  # as a command has it
         patch.chdir(cwd or ".")
         with pytest.raises(SystemExit) as ended:
             main()
@@ -69,12 +70,12 @@ def test_fit_with_the_papers_settings(tmp_path):
     """As the paper has it, but for what takes long; a file of settings or --set changes single ones."""
     speed = ["denoiser.width=0.1", "denoiser.epochs=1", "kernel.epochs=5", "attack.eps=0.2"]
     speed += ["classifier.epochs=3", "classifier.batch_size=64", "classifier.augment=false"]
-    run = twoprong(*DIGITS, "--preset", "paper", "--json", *(f"--set={one}" for one in speed), cwd=tmp_path)
+    run = inside(*DIGITS, "--preset", "paper", "--json", *(f"--set={one}" for one in speed), cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     config = tp.load(tmp_path / "bundle").config
     assert (config.detector.threshold, config.detector.statistic, config.kernel.lr) == (0.5, "paired", 2e-4)
     assert (config.attack.eps, config.attack.step, config.denoiser.epochs) == (0.2, 2 / 255, 1)
-    assert "did you mean 'paper'?" in refused(twoprong(*DIGITS[:-1], "other", "--preset", "papr", cwd=tmp_path))
+    assert "did you mean 'paper'?" in refused(inside(*DIGITS[:-1], "other", "--preset", "papr", cwd=tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def fitted(tmp_path_factory):
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "notes").write_text("a file, so nothing can be below it")
     for below in (("demo", "--out", "notes/demo"), (*DIGITS[:-1], "notes/bundle")):
-        message = refused(twoprong(*below, cwd=tmp_path))
+        message = refused(inside(*below, cwd=tmp_path))
         assert "notes" in message
         assert len(message.strip().splitlines()) == 1
 
@@ -191,7 +192,7 @@ def test_fit_on_a_folder_names_and_skips_an_unreadable_image(folder_data, tmp_pa
     arguments = ("fit", "--data", folder_data, "--classifier", "cnn", "--config", "fast.toml", "--out", "bundle")
     arguments += ("--set", "classifier.epochs=12")
     assert "broken.png" in refused(inside(*arguments, "--strict", cwd=tmp_path))
-    run = twoprong(*arguments, cwd=tmp_path)
+    run = inside(*arguments, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     assert "broken.png" in run.stderr.replace("\n", "")
     defense = tp.load(tmp_path / "bundle")
@@ -230,13 +231,13 @@ def test_fit_around_a_users_own_classifier_with_weights(tmp_path, digits):
         optimiser.step()
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     arguments = ("fit", "--data", "digits", "--config", "fast.toml", "--out", "bundle", "--held-out", "none")
-    assert "torch.nn.Module, got int" in refused(twoprong(*arguments, "--classifier", "mynet:number", cwd=tmp_path))
+    assert "torch.nn.Module, got int" in refused(inside(*arguments, "--classifier", "mynet:number", cwd=tmp_path))
     run = twoprong(*arguments, "--classifier", "mynet:make", "--weights", "weights.safetensors", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     with pytest.raises(tp.errors.BundleError, match=r"made by mynet:make.*--allow mynet"):
         tp.load(tmp_path / "bundle")
     assert len(tp.load(tmp_path / "bundle", classifier=model)(digits.test.images[:30]).labels) == 30
-    wrong = twoprong(*arguments, "--overwrite", "--classifier", "cnn", "--weights", "weights.safetensors", cwd=tmp_path)
+    wrong = inside(*arguments, "--overwrite", "--classifier", "cnn", "--weights", "weights.safetensors", cwd=tmp_path)
     assert "not cnn's weights" in refused(wrong)
 
 
@@ -282,7 +283,7 @@ def test_the_packaged_bundle_works_by_its_name_alone(tmp_path):
     assert shown.returncode == 0, shown.stderr
     assert "all files verified" in shown.stdout
     attack = ("--attack", "fgsm", "--images", "20", "--batch-size", "20", "--json")
-    run = twoprong("attack", "cifar10-small", *attack, cwd=tmp_path)
+    run = inside("attack", "cifar10-small", *attack, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     summary = json.loads(run.stdout)
     assert summary["images"] == summary["images_changed"] == 20

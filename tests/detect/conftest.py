@@ -5,7 +5,7 @@ from twoprong.detect.kernel import Sample
 from twoprong.seeds import generator
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def draw_sample():
     """Makes a Sample of n one-channel images of 4×4 in (0,1) with 5 features that follow from them and some noise."""
 

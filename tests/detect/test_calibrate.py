@@ -47,7 +47,7 @@ def assert_in_band(alarms, rate):
 def detector():
     """Calibrated as users do it, at the rate of 5 %, with the threshold that is as often too high as too low."""
     config = DetectorConfig(min_batch_size=10, max_batch_size=100, confidence=0.5)
-    return new_detector().calibrate(clean(3000, "pool"), config, seed=0)
+    return new_detector().calibrate(clean(1500, "pool"), config, seed=0)
 
 
 @pytest.mark.parametrize("n", [*SIZES, 17, 37])
@@ -70,8 +70,8 @@ def test_the_threshold_of_one_size_does_not_hold_for_another(detector):
 
 @pytest.fixture(scope="module")
 def gram():
-    """What `calibrate` needs of a pool of 6000: its Gram matrix, that with the reference, the reference's own mean."""
-    detector, pool = new_detector(), clean(6000, "large pool")
+    """What `calibrate` needs of a pool of 3000: its Gram matrix, that with the reference, the reference's own mean."""
+    detector, pool = new_detector(), clean(3000, "large pool")
     k = detector.k_reference
     within = (k.sum() - k.trace()) / (len(k) * (len(k) - 1))
     return detector, detector.kernel(pool, pool), detector.kernel(detector.reference, pool), within.item()
@@ -89,7 +89,7 @@ def test_false_alarms_at_the_default_confidence_with_a_large_pool(gram):
 @pytest.mark.parametrize("rate", [0.01, 0.2])
 def test_other_rates(gram, rate):
     detector, k_pool, k_cross, within = gram
-    part = slice(0, 2000)
+    part = slice(0, 1500)
     table = calibrate(k_pool[part, part], k_cross[:, part], within, torch.tensor([20, 60]), rate, 0.5, generator(0, "rate"))
     for n in (20, 60):
         assert_in_band(false_alarms(detector, table.at(n), n, rate), rate)
@@ -105,7 +105,7 @@ def off_diagonal_mean(k):
 
 
 def test_small_pools_keep_the_rate_with_the_confidence_asked_for():
-    """32 references of 100, each with a pool of 300 for batches of 100, and 1000 fresh batches to count alarms on.
+    """32 references of 100, each with a pool of 300 for batches of 100, and 400 fresh batches to count alarms on.
 
     The share of draws whose real rate is at most 5 % is to be 90 % for the threshold in force, and is to be clearly less
     for the central one and for the quantile over batches drawn without replacement, which vary too little.
@@ -115,15 +115,15 @@ def test_small_pools_keep_the_rate_with_the_confidence_asked_for():
     for draw in range(draws):
         source = generator(draw, "small pools")
         reference, pool = torch.randn(100, 3, generator=source), torch.randn(300, 3, generator=source)
-        batches = torch.randn(1000, n, 3, generator=source)
+        batches = torch.randn(400, n, 3, generator=source)
         within = off_diagonal_mean(gaussian(reference, reference)).item()
         k_pool, k_cross = gaussian(pool, pool), gaussian(reference, pool)
         table = calibrate(k_pool, k_cross, within, torch.tensor([n]), rate, confidence, source)
 
-        cross = gaussian(batches.flatten(0, 1), reference).mean(1).view(1000, n).mean(1)
+        cross = gaussian(batches.flatten(0, 1), reference).mean(1).view(400, n).mean(1)
         statistics = within + off_diagonal_mean(gaussian(batches, batches)) - 2 * cross
-        chosen = torch.rand(2000, 300, generator=source).argsort(1)[:, :n]
-        member = torch.zeros(2000, 300).scatter_(1, chosen, 1.0)
+        chosen = torch.rand(1000, 300, generator=source).argsort(1)[:, :n]
+        member = torch.zeros(1000, 300).scatter_(1, chosen, 1.0)
         sums = ((member @ (k_pool - torch.eye(300))) * member).sum(1)
         drawn = within + sums / (n * (n - 1)) - 2 * (member @ k_cross.mean(0)) / n
 

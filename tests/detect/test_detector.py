@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -16,16 +17,25 @@ BUFFERS = ("reference_pixels", "reference_features", "sizes", "upper", "central"
 OLDER = ("calibrated_on", "null")  # bundles that were written before there were these are read still
 
 
-@pytest.fixture
-def bare(draw_sample):
+def new(draw_sample):
     """A detector with a reference of 60, not calibrated."""
     reference = draw_sample(60, "reference")
     return Detector(DeepKernel.from_median(reference).requires_grad_(False), reference, permutations=50)
 
 
 @pytest.fixture
-def detector(bare, draw_sample):
-    return bare.calibrate(draw_sample(200, "pool"), DetectorConfig(min_batch_size=3, max_batch_size=20), seed=0)
+def bare(draw_sample):
+    return new(draw_sample)
+
+
+@pytest.fixture(scope="module")
+def once(draw_sample):
+    return new(draw_sample).calibrate(draw_sample(200, "pool"), DetectorConfig(min_batch_size=3, max_batch_size=20), seed=0)
+
+
+@pytest.fixture
+def detector(once):
+    return copy.deepcopy(once)
 
 
 def loop_statistic(detector, batch):

@@ -5,9 +5,11 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -41,12 +43,34 @@ ITEMS = [
 ]
 
 
+MINE = """
+import torch
+from twoprong.models.zoo import build
+
+
+def make():
+    own = torch.nn.Sequential(build("cnn", 10, 1))
+    own.load_state_dict(torch.load("own.pt", weights_only=True))
+    return own.eval()
+"""
+
+
 @pytest.fixture(scope="module")
-def bundle(defense, digits, tmp_path_factory):
-    defense.about |= {"classes": list(digits.classes), "data": digits.name}
-    path = tmp_path_factory.mktemp("evaluate") / "bundle"
-    defense.save(path)
-    return path
+def own(defense):
+    """A user's classifier."""
+    return torch.nn.Sequential(defense.classifier)
+
+
+@pytest.fixture(scope="module")
+def place(own, defense, digits, tmp_path_factory):
+    """A folder with a bundle that is without its classifier, and with what a command makes that of."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    about = {"classes": list(digits.classes), "data": digits.name}
+    whole = paper_defense(own, Features(own), defense.detector, defense.flagged.denoiser, defense.config, about)
+    whole.save(folder / "bundle")
+    torch.save(own.state_dict(), folder / "own.pt")
+    (folder / "mine.py").write_text(MINE)
+    return folder
 
 
 def command(*arguments, cwd, **settings):
@@ -71,23 +95,24 @@ def numbers(results):
 
 
 @pytest.fixture(scope="module")
-def killed(bundle, tmp_path_factory):
+def killed(place):
     """`quick` on the command line, killed twice, then resumed to the end: its results, and what was there at each kill."""
-    folder = tmp_path_factory.mktemp("killed")
-    arguments = ["evaluate", bundle, "--data", "digits", "--out", "out", *SIZES, "--resume", "--json"]
+    given = ["--data", "digits", "--classifier", "mine:make", "--seed", "3", "--out", "out"]
+    arguments = ["evaluate", "bundle", *given, *SIZES, "--resume", "--json"]
     snapshots = []
     for pieces in (4, 55):
-        process = command(*arguments, cwd=folder)
-        work = folder / "out" / "work"
+        process = command(*arguments, cwd=place)
+        work = place / "out" / "work"
         while len(list(work.rglob("*.safetensors"))) < pieces:
             assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.01)  # look again; nothing depends on how long this takes
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         snapshots.append({path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")})
-    process = command(*arguments, cwd=folder)
+    process = command(*arguments, cwd=place)
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
-    return folder / "out", json.loads(output), snapshots
+    return place / "out", json.loads(output), snapshots
 
 
 def test_a_run_killed_twice_computes_nothing_twice(killed):
@@ -99,12 +124,20 @@ def test_a_run_killed_twice_computes_nothing_twice(killed):
     assert not list(folder.rglob(".*.partial"))
 
 
-def test_python_gives_the_same_numbers_as_the_killed_command(killed, bundle, digits):
-    """Also: a run without a directory to keep things in, with the bundle loaded anew."""
-    _, results, _ = killed
-    again = tp.evaluate(tp.load(bundle), digits.test, train=digits.train, batch_size=10, count=20)
+def test_python_gives_the_same_numbers_as_the_killed_command(killed, place, own, digits, tmp_path):
+    """The command imports the classifier, Python hands it over."""
+    folder, results, _ = killed
+    loaded = tp.load(place / "bundle", classifier=own)
+    settings = {"train": digits.train, "batch_size": 10, "count": 20, "seed": 3}
+    again = tp.evaluate(loaded, digits.test, **settings)  # without a folder to keep things in
     assert numbers(again.results) == numbers(results)
     assert again.worst_case == results["worst_case"]["defense"]["per_batch"]
+    # It goes on with the command's run, which it can only do if weights, images and settings are the same to the bit.
+    shutil.copytree(folder, tmp_path / "out")
+    before = sorted((tmp_path / "out").rglob("*.safetensors"))
+    resumed = tp.evaluate(loaded, digits.test, **settings, out=tmp_path / "out", resume=True)
+    assert numbers(resumed.results) == numbers(results)
+    assert sorted((tmp_path / "out").rglob("*.safetensors")) == before
 
 
 def test_the_worst_case_recomputed_by_hand(killed):
@@ -182,51 +215,16 @@ def test_a_second_bundle_is_attacked_for_itself(defense, digits):
     assert set(results.worst_case) == {"defense", "bare", "denoiser", "reject", "against"}
 
 
-def test_a_users_own_classifier_evaluates_alike_from_both_sides(tmp_path, defense, digits):
-    """A bundle without its classifier: the command imports it, Python hands it over."""
-    own = torch.nn.Sequential(defense.classifier)
-    whole = paper_defense(own, Features(own), defense.detector, defense.flagged.denoiser, defense.config)
-    whole.save(tmp_path / "bundle")
-    torch.save(own.state_dict(), tmp_path / "own.pt")
-    (tmp_path / "mine.py").write_text(
-        "import torch\nfrom twoprong.models.zoo import build\n\n\ndef make():\n"
-        "    own = torch.nn.Sequential(build('cnn', 10, 1))\n"
-        "    own.load_state_dict(torch.load('own.pt', weights_only=True))\n    return own.eval()\n"
-    )
-    process = command(
-        "evaluate",
-        "bundle",
-        "--data",
-        "digits",
-        "--classifier",
-        "mine:make",
-        "--seed",
-        "3",
-        "--json",
-        *SIZES[2:],
-        "--images",
-        "10",
-        cwd=tmp_path,
-    )
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    loaded = tp.load(tmp_path / "bundle", classifier=own)
-    # It goes on with the command's run, which it can only do if weights, images and settings are the same to the bit.
-    again = tp.evaluate(
-        loaded, digits.test, train=digits.train, batch_size=10, count=10, seed=3, out=tmp_path / "evaluation", resume=True
-    )
-    assert numbers(again.results) == numbers(json.loads(output))
-
-
 @pytest.mark.parametrize(("reliable", "strict", "code"), [(False, False, 0), (False, True, 1), (True, True, 0)])
-def test_strict_turns_an_unreliable_run_into_an_exit_code(killed, bundle, monkeypatch, tmp_path, reliable, strict, code):
+def test_strict_turns_an_unreliable_run_into_an_exit_code(killed, defense, monkeypatch, tmp_path, reliable, strict, code):
     _, results, _ = killed
     checks = [{**results["sanity"][0], "status": "passed" if reliable else "failed"}]
     given = EvaluationResults.model_validate({**results, "reliable": reliable, "sanity": checks})
     module = importlib.import_module("twoprong.cli.evaluate")
     monkeypatch.setattr(module, "run_evaluation", lambda *_, **__: tp.Evaluation(given))
     monkeypatch.chdir(tmp_path)
-    found = CliRunner().invoke(app, ["evaluate", str(bundle), "--data", "digits", *(["--strict"] if strict else [])])
+    defense.save("bundle")
+    found = CliRunner().invoke(app, ["evaluate", "bundle", "--data", "digits", *(["--strict"] if strict else [])])
     assert found.exit_code == code, found.output
 
 

@@ -69,6 +69,7 @@ def calibrate(
     """
     law, count = _law(k_pool, k_reference_pool, within_reference, generator), len(k_pool)
     levels = torch.arange(1, LEVELS + 1, dtype=torch.double) / (LEVELS + 1)
+    levels = torch.cat([levels, torch.tensor([1 - rate], dtype=torch.double)])  # one sort for both
     upper, central, null = [], [], []
     for step, size in enumerate(sizes.tolist()):
         batches = shares_of(torch.randint(count, (BATCHES, size), generator=generator), count).to(k_pool)
@@ -76,8 +77,9 @@ def calibrate(
         reached = values.kthvalue(math.ceil((1 - rate) * BATCHES), 1).values
         upper.append(torch.quantile(reached, confidence))
         mixed = values.flatten()[::13].double()  # enough, and every batch and every δ is among them
-        central.append(torch.quantile(mixed, 1 - rate))
-        null.append(torch.quantile(mixed, levels.to(mixed)))
+        quantiles = torch.quantile(mixed, levels.to(mixed))
+        central.append(quantiles[-1])
+        null.append(quantiles[:-1])
         progress("calibrate", step + 1, len(sizes), f"batches of {size}")
     table = Thresholds(sizes, torch.stack(upper).double().cpu(), torch.stack(central).double().cpu())
     return table, torch.stack(null).float().cpu()

@@ -60,6 +60,7 @@ def test_a_sound_defence_passes_every_check(defense, digits):
     found = checks(defense, digits, protocol())
     assert len(found) == 12
     assert set(found.values()) <= {"passed", "not converged"}
+    assert "convergence" in found
     assert found["gradients"] == found["large budget"] == found["broken pipeline"] == "passed"
 
 
@@ -169,15 +170,10 @@ def test_a_broken_pipeline_that_does_not_break_is_caught(defense, digits, hidden
 
 
 def test_an_attack_of_one_step_is_caught(defense, digits):
-    """At a budget at which one step of the full size is not nearly as good as many small ones."""
-    eps = 0.13
-    statuses = []
-    for steps in (1, 20):
-        items = [Item("evade", "adaptive", Evade(eps=eps, steps=steps, penalties=(1.0, 100.0)))]
-        results = evaluate(defense, digits.test[:50], protocol=items, batch_size=50, eps=eps).results
-        statuses += [check.status for check in results.sanity if check.name == "convergence"]
-    assert statuses[0] == "failed"
-    assert statuses[1] != "failed"
+    """At a budget at which one step of the full size is not nearly as good as two; a sound one (above) is not caught."""
+    items = [Item("evade", "adaptive", Evade(eps=0.13, steps=1, penalties=(1.0, 100.0)))]
+    results = evaluate(defense, digits.test[:50], protocol=items, batch_size=50, eps=0.13).results
+    assert [check.status for check in results.sanity if check.name == "convergence"] == ["failed"]
 
 
 def test_a_detector_calibrated_on_its_own_test_batches_is_caught(defense, digits):

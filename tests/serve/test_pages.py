@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from twoprong.serve.admin import make_admin
+from twoprong.serve.review import Review
 from twoprong.serve.run import _bound, _server
 from twoprong.serve.worker import BatchFacts
 
@@ -20,10 +21,15 @@ SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height
 
 
 @pytest.fixture(scope="module")
-def dashboard(echoing):
+def dashboard(echoing, tmp_path_factory):
     """The admin application over a service that has judged some batches: its address, and the service."""
     with echoing() as (_, service), _thread(make_admin(service)) as address:
         draw = random.Random(1)
+        service.review = Review(tmp_path_factory.mktemp("review"), 10**7)
+        sent, none = list(np.random.default_rng(0).random((20, 3, 32, 32), dtype=np.float32)), (True,) * 20
+        seen = np.stack([(image * 200).astype(np.uint8) for image in sent])
+        kept = BatchFacts(20, ("carol",) * 20, none, none, (), True, True, 0.03, 0.01, 0.005, sent, tuple(range(20)), seen)
+        service.review.keep(kept)
         for number in range(60):
             size, flagged = draw.randrange(2, 100), number % 7 == 0
             keys = tuple(draw.choice(["alice", "bob <b>", "carol"]) for _ in range(size))
@@ -96,6 +102,8 @@ def test_the_dashboard_shows_what_the_metrics_say(dashboard, open_page, size, sc
     assert page.inner_text("#state") == "ready"
     assert page.locator("#statistic circle").count() == 60
     assert "bob <b>" in page.inner_text("#keys")  # as text
+    page.wait_for_function("document.querySelector('#pictures img').naturalWidth === 640")
+    assert "20 images, statistic 3.00 x threshold; keys: carol" in page.inner_text("#pictures")
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     assert wrong == []
     page.screenshot(path=tmp_path / f"dashboard-{size}-{scheme}.png", full_page=True)

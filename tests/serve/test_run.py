@@ -172,13 +172,18 @@ def kept(found, classifier, images, labels):
 def test_one_key_that_attacks_is_flagged_and_the_nine_others_keep_their_accuracy(bundle, digits, tmp_path):
     """At a rate that fills batches of its own."""
     classifier = tp.load(bundle).classifier
-    config = "threads = 1\n[batch]\ndeadline = 20\nmax_batch = 30\nmax_per_key = 10\n" + KEYS
+    config = f'threads = 1\n[review]\nfolder = "{tmp_path / "review"}"\n'
+    config += "[batch]\ndeadline = 20\nmax_batch = 30\nmax_per_key = 10\n" + KEYS
     images, labels = digits.test.images[:300].clone(), digits.test.labels[:300]
     images[::10] = attack(classifier, images[::10], labels[::10])
     with serving(bundle, tmp_path, config) as (_, where):
         found = sent(where, [(NAMES[index % 10], image) for index, image in enumerate(images)])
         routes, _ = by_route(where)
+        kept_batches = json.loads(ask(where["admin_port"], "GET", "/flagged")[1])
+        status, picture = ask(where["admin_port"], "GET", f"/flagged/{kept_batches[0]['name']}.png")
     assert routes["key0", "flagged"] == 30
+    assert ["key0"] * 25 in [batch["keys"] for batch in kept_batches]
+    assert (status, picture[1:4]) == (200, b"PNG")
     others = [index for index in range(300) if index % 10]
     assert kept([found[index] for index in others], classifier, images[others], labels[others])
 

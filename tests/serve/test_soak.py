@@ -128,11 +128,12 @@ def test_everybody_gets_their_own_answer_and_nothing_is_kept(bundle, cases, tmp_
         address = ("127.0.0.1", where["port"])
         asyncio.run(soak(address, cases, "digits", CLIENTS * 2, pids))  # what is made once
         before = Vitals.of(pids)
-        counts, watch = asyncio.run(soak(address, cases, "digits", REQUESTS * SCALE, pids))
+        counts, watch = asyncio.run(soak(address, cases, "digits", REQUESTS * SCALE, pids[:1]))
         metrics = settled(where["admin_port"])
         after = Vitals.of(pids)
     print(dict(counts), f"{watch.slope():.3f} kB per request", before, after)
     assert faults(counts, watch, LEAK) == []
+    assert after.memory < before.memory + 64  # megabytes: in the worker, torch keeps plans for every size of a batch
     assert counts["own"] > 0.5 * REQUESTS * SCALE
     assert counts["left"] > 0.15 * REQUESTS * SCALE
     assert metrics["twoprong_pending"] == metrics["twoprong_pending_bytes"] == 0

@@ -44,4 +44,13 @@ def make_admin(service: Service) -> FastAPI:
     async def batches() -> list[dict[str, Any]]:
         return list(service.metrics.history)
 
+    @app.get("/flagged")
+    async def flagged() -> list[dict[str, Any]]:
+        return [] if service.review is None else service.review.newest()
+
+    @app.get("/flagged/{name}.png")
+    async def picture(name: str) -> Response:
+        found = None if service.review is None else service.review.picture(name)
+        return Response(status_code=404) if found is None else Response(found, media_type="image/png")
+
     return app

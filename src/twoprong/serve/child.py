@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 from twoprong.errors import TwoprongError
 from twoprong.serve import wire
 
+SHOWN = 25  # images of a flagged batch that are kept for review
+
 
 def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
     """Load the bundle, say what it is, then answer batch after batch. A batch that fails is answered with its error."""
@@ -46,13 +48,13 @@ def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
     while (message := wire.read(source)) is not None:
         head, body = message
         try:
-            reply = _judged(defense, shape, head, body)
+            reply = _judged(defense, shape, head, body, settings["review"])
         except Exception as error:  # whatever it is, it is this batch's
             reply = {"error": f"{type(error).__name__}: {error}"}, b""
         say(*reply)
 
 
-def _judged(defense: Any, shape: tuple[int, ...], head: Any, body: bytes) -> tuple[Any, bytes]:
+def _judged(defense: Any, shape: tuple[int, ...], head: Any, body: bytes, review: bool) -> tuple[Any, bytes]:
     import numpy as np
     import torch
 
@@ -61,17 +63,20 @@ def _judged(defense: Any, shape: tuple[int, ...], head: Any, body: bytes) -> tup
     images = torch.from_numpy(np.stack(list(wire.arrays(body, head["kinds"], shape))))
     found = judge(defense, images, head["keys"], head["watched"])
     whole = found.decision
+    shown = [index for index, flagged in enumerate(found.flagged) if flagged][:SHOWN] if review and whole.adversarial else []
+    seen = (whole.images[shown].clamp(0, 1) * 255).round().byte().cpu().numpy().tobytes()
     facts = {
         "numbers": head["numbers"],
         "flagged": found.flagged,
         "suspicious": found.suspicious,
+        "shown": shown,
         "blamed": found.blamed,
         "adversarial": whole.adversarial,
         "tested": whole.tested,
         **{name: value if np.isfinite(value) else None for name, value in
            (("statistic", whole.statistic), ("threshold", whole.threshold), ("p_value", whole.p_value))},
     }  # fmt: skip
-    return facts, found.probabilities.float().cpu().numpy().tobytes()
+    return facts, found.probabilities.float().cpu().numpy().tobytes() + seen
 
 
 def main() -> None:

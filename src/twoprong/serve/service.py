@@ -14,6 +14,7 @@ from twoprong.serve.forming import Entry
 from twoprong.serve.keys import Keys
 from twoprong.serve.memory import Memory
 from twoprong.serve.metrics import Metrics
+from twoprong.serve.review import Review
 from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
 from twoprong.serve.worker import Model, Worker, WorkerSettings
@@ -32,6 +33,7 @@ class Service:
         self.watchdog = Watchdog(self.batcher)
         self.decoders = ThreadPoolExecutor(DECODERS, "decoder")
         self.draining = False
+        self.review = Review(settings.review.folder, settings.review.max_bytes) if settings.review.folder else None
         metrics.pending.set_function(lambda: self.batcher.pending)
         metrics.pending_bytes.set_function(lambda: self.batcher.pending_bytes)
         metrics.restarts.set_function(lambda: worker.restarts)
@@ -60,6 +62,8 @@ class Service:
         self.metrics.batch_seconds.observe(loop.time() - start)
         self.metrics.heard(facts)
         self.memory.heard(facts.keys, facts.suspicious)
+        if self.review is not None and facts.shown:
+            loop.run_in_executor(self.decoders, self.review.keep, facts)
         return answers
 
 
@@ -67,7 +71,7 @@ class Service:
 async def running(bundle: str, device: str, settings: ServeSettings, allow: Sequence[str] = ()) -> AsyncIterator[Service]:
     """A service whose worker is up. Raises StateError if the bundle cannot be loaded, ConfigError if settings do not fit."""
     metrics = Metrics()
-    given: Any = (bundle, device, settings.on_small_batch, settings.threads, tuple(allow))
+    given: Any = (bundle, device, settings.on_small_batch, settings.threads, tuple(allow), bool(settings.review.folder))
     worker = Worker(WorkerSettings(*given))
     try:
         service = Service(settings, worker, await worker.start(), metrics)

@@ -51,6 +51,13 @@ class LimitSettings(Settings):
     grace_seconds: Positive = 30.0  # in which a service that is told to stop answers what it has accepted
 
 
+class ReviewSettings(Settings):
+    """Flagged batches that are kept for people to look at: pictures of what clients sent, so none without a folder."""
+
+    folder: str = ""
+    max_bytes: Count = 100 * 2**20
+
+
 class KeySettings(Settings):
     """An API key: its SHA-256 in hexadecimal, and how many images a second it may send (in bursts of `burst`)."""
 
@@ -64,6 +71,7 @@ class ServeSettings(Settings):
 
     batch: BatchSettings = BatchSettings()
     limits: LimitSettings = LimitSettings()
+    review: ReviewSettings = ReviewSettings()
     keys: dict[str, KeySettings] = Field(default_factory=dict)
     on_small_batch: Literal["denoise", "classify"] = "denoise"
     page: Flag = True  # for people, at /

@@ -31,6 +31,7 @@ class WorkerSettings:
     on_small_batch: str = "denoise"
     threads: int = 0  # of torch; 0 leaves it to torch
     allow: tuple[str, ...] = ()
+    review: bool = False  # whether flagged batches come back as the classifier saw them
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class BatchFacts:
     threshold: float | None
     p_value: float | None
     images: list[np.ndarray] = field(repr=False, default_factory=list)
+    shown: tuple[int, ...] = ()  # which of the images are for review, and as bytes what the classifier saw of them
+    seen: np.ndarray = field(repr=False, default_factory=lambda: np.zeros(0, np.uint8))
 
 
 class WorkerError(TwoprongError):
@@ -120,9 +123,13 @@ class Worker:
         if "error" in found:
             raise TwoprongError(found["error"])
         numbers = found.pop("numbers")
-        answers = np.frombuffer(body, np.float32).reshape(len(numbers), -1)
+        shown, size = len(found["shown"]), images[0].size
+        answers = np.frombuffer(body[: len(body) - shown * size], np.float32).reshape(len(numbers), -1)
+        seen = np.frombuffer(body[len(body) - shown * size :], np.uint8).reshape(shown, *images[0].shape)
         facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-        return dict(zip(numbers, answers, strict=True)), BatchFacts(len(batch), tuple(keys), images=images, **facts)
+        return dict(zip(numbers, answers, strict=True)), BatchFacts(
+            len(batch), tuple(keys), images=images, seen=seen, **facts
+        )
 
     async def _exchange(self, process: asyncio.subprocess.Process, message: bytes) -> tuple[Any, bytes]:
         assert process.stdin is not None

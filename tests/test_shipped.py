@@ -12,16 +12,18 @@ from twoprong.errors import BundleError
 from twoprong.storage import load_tensors
 
 NAME = "cifar10-small"
+HARDENED = "cifar10-small-hardened"
 
 
-@pytest.fixture(scope="module")
-def loaded():
-    return tp.load(NAME)
+@pytest.fixture(scope="module", params=[NAME, HARDENED])
+def loaded(request):
+    return tp.load(request.param)
 
 
-def test_what_comes_with_the_package_takes_12_megabytes_at_most():
-    files = [*(shipped.HOME / NAME).iterdir(), shipped.images_of(NAME)]
-    assert sum(file.stat().st_size for file in files) <= 12e6
+@pytest.mark.parametrize(("bundle", "megabytes"), [(NAME, 12), (HARDENED, 17)])
+def test_what_comes_with_the_package_is_small(bundle, megabytes):
+    files = [*(shipped.HOME / bundle).iterdir(), shipped.images_of(NAME)]
+    assert sum(file.stat().st_size for file in files) <= megabytes * 1e6
 
 
 def test_the_packaged_bundle_fits_its_images(loaded):
@@ -42,7 +44,7 @@ def test_nothing_was_fitted_on_the_test_images(loaded):
 def test_its_networks_are_stored_in_half_precision():
     from safetensors.torch import load_file
 
-    for part in ("classifier", "denoiser"):
+    for part in ("classifier", "denoiser"):  # the hardened one's are in eight bits, tools/test_ship.py
         file = shipped.HOME / NAME / f"{part}.safetensors"
         floats = [tensor for tensor in load_file(file).values() if tensor.is_floating_point()]
         assert floats
@@ -52,9 +54,9 @@ def test_its_networks_are_stored_in_half_precision():
 
 def test_a_name_as_text_or_as_a_path_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert shipped.names() == [NAME]
+    assert shipped.names() == [NAME, HARDENED]
     assert shipped.find(NAME) == shipped.find(Path(NAME)) == shipped.HOME / NAME
-    assert shipped.name_of(NAME) == shipped.name_of(shipped.HOME / NAME) == NAME
+    assert {shipped.source_of(bundle) for bundle in (NAME, HARDENED, shipped.HOME / NAME)} == {NAME}
     assert read_manifest(NAME)["about"]["classes"][0] == "airplane"
 
 
@@ -62,7 +64,7 @@ def test_a_path_that_exists_goes_before_a_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(NAME).mkdir()
     assert shipped.find(NAME) == Path(NAME)
-    assert shipped.name_of(NAME) is None
+    assert shipped.source_of(NAME) is None
     with pytest.raises(BundleError, match=r"manifest\.json: missing; cifar10-small is not a bundle"):
         tp.load(NAME)
 
@@ -70,8 +72,8 @@ def test_a_path_that_exists_goes_before_a_name(tmp_path, monkeypatch):
 def test_a_name_that_does_not_exist_gets_the_ones_that_do(tmp_path, monkeypatch):
     with pytest.raises(BundleError, match=r"CIFAR10_small: no such bundle \(did you mean 'cifar10-small'\?\)"):
         tp.load("CIFAR10_small")
-    with pytest.raises(BundleError, match=r"zzz: no such bundle; .*comes with the package: cifar10-small$"):
-        shipped.name_of("zzz")
+    with pytest.raises(BundleError, match=rf"zzz: no such bundle; .*comes with the package: {NAME}, {HARDENED}$"):
+        shipped.source_of("zzz")
     monkeypatch.setattr(shipped, "HOME", tmp_path)
     (tmp_path / ".half-written.partial").mkdir()
     with pytest.raises(BundleError, match=r"zzz: no such bundle; expected a bundle's directory$"):

@@ -1,9 +1,10 @@
-"""Puts a fitted bundle into the package as `cifar10-small`: python tools/ship.py BUNDLE CIFAR_ROOT
+"""Puts a fitted bundle into the package, as `cifar10-small` or another name: python tools/ship.py BUNDLE CIFAR_ROOT [NAME]
 
-`python tools/ship.py` alone writes what the published evaluations of it say (results/cifar10-small-*) into its model card.
+`python tools/ship.py` alone writes what the published evaluations of `cifar10-small` say (results/cifar10-small-*) into its
+model card.
 
-Fit it around a classifier that was rounded to half precision first. The denoiser is rounded here: no threshold depends on
-it. Beside the bundle go the first test images of CIFAR-10. Together they may take 12 MB.
+Fit it around networks that were rounded first (twoprong.models.compact). A denoiser is rounded here: no threshold depends on
+it. Beside the bundle go the first test images of CIFAR-10. Together they may take 25 MB.
 """
 
 import json
@@ -21,39 +22,44 @@ from twoprong.data.tensors import image_digests
 from twoprong.errors import InputError, TwoprongError
 from twoprong.evaluation.protocols import PROTOCOLS
 from twoprong.models.train import accuracy
-from twoprong.storage import save_tensors
+from twoprong.parts import stored_networks
+from twoprong.routes import Denoised
+from twoprong.storage import packing, save_tensors
 
 NAME = "cifar10-small"
 TEST_IMAGES = 500
-MOST_BYTES = 12_000_000
+MOST_BYTES = 25_000_000
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = MOST_BYTES) -> tp.Defense:
+def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = MOST_BYTES, name: str = NAME) -> tp.Defense:
     """Write bundle and test images to `home`, or nothing: raises InputError for what should not go out."""
     defense, test = tp.load(bundle), data.test[:TEST_IMAGES]
-    lost = [name for name, value in floats(defense.classifier) if not torch.equal(value.half().float(), value)]
+    denoiser = defense.flagged.denoiser if isinstance(defense.flagged, Denoised) else None
+    kept = [network for network in stored_networks(defense.parts).values() if network is not denoiser]
+    lost = [tensor for network in kept for tensor, value in floats(network) if packing(value) is None]
     if lost:
         raise InputError(
-            f"{bundle}: expected a classifier of half-precision numbers, {len(lost)} tensors lose bits ({lost[0]}, ...); "
-            "round its weights first, then fit"
+            f"{bundle}: expected networks that can be stored in one or two bytes a number, {len(lost)} tensors lose bits "
+            f"({lost[0]}, ...); round their weights first, then fit"
         )
     known = torch.cat([image_digests(defense.reference_images()), defense.detector.calibrated_on])
     if torch.isin(image_digests(test.images), known).any():
         raise InputError(f"{bundle}: test images are in its reference, or it was calibrated on them; fit on others")
-    with torch.no_grad():
-        for name, value in floats(defense.flagged.denoiser):
-            value.copy_(value.half())
-            if not value.isfinite().all():
-                raise InputError(f"{bundle}: the denoiser's {name} has numbers too large for half precision")
-    defense.about |= {"classes": list(data.classes), "rounded": "classifier and denoiser, to half precision"}
+    if denoiser is not None:
+        with torch.no_grad():
+            for tensor, value in floats(denoiser):
+                value.copy_(value.half())
+                if not value.isfinite().all():
+                    raise InputError(f"{bundle}: the denoiser's {tensor} has numbers too large for half precision")
+    defense.about |= {"classes": list(data.classes), "rounded": "all networks"}
     with tempfile.TemporaryDirectory() as folder:
-        size = write(defense, test, Path(folder))
+        size = write(defense, test, Path(folder), name)
     if size > most:
         raise InputError(
             f"{bundle}: expected at most {most:,} bytes with its test images, got {size:,}; use narrower networks"
         )
-    write(defense, test, home)
+    write(defense, test, home, name)
     return defense
 
 
@@ -87,25 +93,26 @@ def floats(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(name, value) for name, value in module.state_dict().items() if value.is_floating_point()]
 
 
-def write(defense: tp.Defense, test: Labelled, home: Path) -> int:
+def write(defense: tp.Defense, test: Labelled, home: Path, name: str) -> int:
     """The files in `home`; their bytes together."""
     home.mkdir(parents=True, exist_ok=True)
-    bundle, images = home / NAME, home / shipped.images_of(NAME).name
+    bundle, images = home / name, home / shipped.images_of(NAME).name
     defense.save(bundle, overwrite=True)
     save_tensors(images, vars(test), packed=True)
     return sum(file.stat().st_size for file in (images, *bundle.iterdir()))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (1, 3):
+    if len(sys.argv) not in (1, 3, 4):
         sys.exit(__doc__)
     try:
         if len(sys.argv) == 1:
             state(RESULTS)
             sys.exit()
         cifar10 = load_data("cifar10", Path(sys.argv[2]))
-        done = ship(Path(sys.argv[1]), cifar10)
+        name = sys.argv[3] if len(sys.argv) == 4 else NAME
+        done = ship(Path(sys.argv[1]), cifar10, name=name)
     except TwoprongError as error:
         sys.exit(f"error: {error}")
     right = accuracy(done.classifier, cifar10.test[:TEST_IMAGES])
-    print(f"{shipped.HOME / NAME}: the bare classifier reads {right:.1%} of the test images beside it")
+    print(f"{shipped.HOME / name}: the bare classifier reads {right:.1%} of the test images beside it")

@@ -1,4 +1,7 @@
-"""The bundles that come with the package, by name: `bundles/NAME/`, and beside it test images in `NAME-test.safetensors`."""
+"""The bundles that come with the package, by name: `bundles/NAME/`, and beside them test images in `NAME-test.safetensors`.
+
+The images go with every bundle whose name is NAME or NAME-something.
+"""
 
 import os
 from difflib import get_close_matches
@@ -9,6 +12,7 @@ from twoprong.atomic import whereabouts
 from twoprong.errors import BundleError
 
 HOME = Path(str(resources.files("twoprong"))) / "bundles"
+IMAGES = "-test.safetensors"
 
 
 def names() -> list[str]:
@@ -30,12 +34,14 @@ def find(bundle: str | os.PathLike[str]) -> Path:
     raise BundleError(f"{path}: no such bundle{hint}; expected a bundle's directory{packaged}")
 
 
-def name_of(bundle: str | os.PathLike[str]) -> str | None:
-    """The name of a bundle that comes with the package; None for any other. Raises BundleError where there is none."""
+def source_of(bundle: str | os.PathLike[str]) -> str | None:
+    """The name of the images that come with a bundle of the package; None for any other. Raises BundleError for none."""
     found = find(bundle).absolute()
-    return found.name if found.parent == HOME else None
+    sources = (file.name.removesuffix(IMAGES) for file in HOME.glob(f"*{IMAGES}"))
+    near = [name for name in sources if f"{found.name}-".startswith(f"{name}-")]
+    return max(near, key=len, default=None) if found.parent == HOME else None
 
 
 def images_of(name: str) -> Path:
-    """The file with the test images (`images`, `labels`) that go with a bundle of the package."""
-    return HOME / f"{name}-test.safetensors"
+    """The file with the test images (`images`, `labels`) of that name."""
+    return HOME / f"{name}{IMAGES}"

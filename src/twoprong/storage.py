@@ -67,7 +67,7 @@ def save_tensors(
     whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     note = dict(metadata or {})
     if packed:
-        kinds = {name: kind for name, tensor in whole.items() if (kind := _packing(tensor)) is not None}
+        kinds = {name: kind for name, tensor in whole.items() if (kind := packing(tensor)) is not None}
         whole |= {name: PACKINGS[kind].pack(whole[name]) for name, kind in kinds.items()}
         note[PACKED] = kinds
     # One entry only: safetensors gives several no fixed order, and the same tensors should make the same file.
@@ -90,7 +90,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, metadata
 
 
-def _packing(tensor: Tensor) -> str | None:
+def packing(tensor: Tensor) -> str | None:
     """The smallest packing that gives a tensor back bit for bit; the bits, because 0.0 == -0.0."""
     if tensor.dtype != torch.float32 or tensor.numel() == 0 or bool(tensor.isnan().any()):
         return None  # what becomes of the bits of a NaN in half precision depends on the processor

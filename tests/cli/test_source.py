@@ -19,7 +19,7 @@ def test_what_is_asked_for_goes_first():
 
 def test_any_other_bundle_asks_for_images(tmp_path):
     for bundle in (tmp_path, None):
-        with pytest.raises(InputError, match=r"--data: expected digits, cifar10, .*got none; .*\(cifar10-small\)"):
+        with pytest.raises(InputError, match=r"--data: expected digits, cifar10, .*got none; .*\(cifar10-small, "):
             get_data(None, bundle, None, None)
 
 

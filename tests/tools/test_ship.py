@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import twoprong as tp
 from twoprong.config import parse_config
 from twoprong.data.cifar10 import CLASSES
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import InputError
+from twoprong.models.compact import compact
 from twoprong.models.zoo import build
 from twoprong.seeds import generator, initialised
 from twoprong.storage import load_tensors
@@ -58,6 +60,21 @@ def test_what_is_shipped_is_small_and_judges_as_before(rounded, data, tmp_path):
     assert torch.equal(images["images"], data.test.images)
     assert torch.equal(images["labels"], data.test.labels)
     assert (tmp_path / "cifar10-small-test.safetensors").stat().st_size < 1.1 * data.test.images.numel()
+
+
+def test_a_hardened_bundle_is_shipped_beside_it_with_its_networks_in_eight_bits(data, tmp_path):
+    with initialised(1, "ship"):
+        accurate, robust = (compact(build("cnn", 10, 3).eval().requires_grad_(False)) for _ in range(2))
+    config = parse_config({**TINY, "mode": "hardened"})
+    tp.fit(accurate, data.train, config=config, robust=robust, force=True).save(tmp_path / "bundle")
+    ship(tmp_path / "bundle", data, tmp_path / "home", name="cifar10-small-hardened")
+    names = {path.name for path in (tmp_path / "home").iterdir() if not path.name.startswith(".")}
+    assert names == {"cifar10-small-hardened", "cifar10-small-test.safetensors"}
+    before, after = tp.load(tmp_path / "bundle"), tp.load(tmp_path / "home/cifar10-small-hardened")
+    for role in ("passing", "flagged"):
+        assert torch.equal(before.logits(data.test.images, role), after.logits(data.test.images, role))
+    stored = load_file(tmp_path / "home/cifar10-small-hardened/robust.safetensors")
+    assert {value.dtype for value in stored.values() if value.ndim > 1} == {torch.int8}
 
 
 def test_too_much_is_refused_and_nothing_is_written(rounded, data, tmp_path):

@@ -9,7 +9,7 @@ from twoprong.cli.output import err
 from twoprong.data.sources import arrange, load_data, part_folder
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
-from twoprong.shipped import name_of, names
+from twoprong.shipped import names, source_of
 
 
 def get_data(
@@ -26,7 +26,7 @@ def get_data(
     is left to learn from where that was a part of it.
     """
     if data is None:
-        data = None if bundle is None else name_of(bundle)
+        data = None if bundle is None else source_of(bundle)
     if data is None:
         own = ", ".join(names()) or "none is installed"
         raise InputError(f"--data: expected {KINDS}, got none; only a bundle of the package ({own}) brings its own images")

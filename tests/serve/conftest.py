@@ -70,9 +70,9 @@ def echoing():
     """A service over `Echo` behind a real HTTP server in a thread: gives its address and itself."""
 
     @contextmanager
-    def start(settings=None, batcher=Batcher):
+    def start(settings=None, batcher=Batcher, samples=()):
         settings = settings or ServeSettings(batch=BatchSettings(deadline=0.02))
-        model = Model("echo", (1, 8, 8), (2, 120), None, 0.05)
+        model = Model("echo", (1, 8, 8), (2, 120), None, 0.05, samples)
         service = Service(settings, Echo(), model, Metrics())
         service.batcher = batcher(service._judge, service.batcher.settings)
         service.watchdog = Watchdog(service.batcher)

@@ -1,12 +1,16 @@
 """The pages in a real browser: an image is dropped and answered, and the dashboard shows what /metrics says."""
 
 import asyncio
+import base64
 import io
 import random
 import re
+import sys
 import threading
+import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,9 @@ from twoprong.serve.admin import make_admin
 from twoprong.serve.review import Review
 from twoprong.serve.run import _bound, _server
 from twoprong.serve.worker import BatchFacts
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_load import picture
 
 SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
 
@@ -135,3 +142,34 @@ def test_a_person_gets_an_answer(echoing, open_page, size, scheme, tmp_path):
         page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"no picture"})
         page.wait_for_selector("#error:not(:empty)")
         assert "expected a JPEG, PNG or WebP" in page.inner_text("#error")
+
+
+def test_a_person_tries_the_samples_and_attacks_them(echoing, open_page, tmp_path):
+    def sample(place):
+        pixels = np.zeros((8, 8), np.uint8)
+        pixels[0, place] = 204
+        return base64.b64encode(picture(pixels)).decode()
+
+    samples = tuple({"class": str(one), "image": sample(one), "attacked": sample(one + 1), "bare": "5"} for one in (4, 5))
+    with echoing(samples=samples) as ((host, port), _):
+        page, wrong = open_page(f"http://{host}:{port}/", "phone", "dark")
+        page.click("#samples button:nth-child(2)")
+        page.wait_for_selector("#answer", state="visible")
+        assert page.inner_text("#classes .row:first-child").split() == ["5", "80.0", "%"]
+        page.click("#attack")
+        page.wait_for_selector("#attacked:not([hidden])")
+        rows = [row.split() for row in page.inner_text("#attacked").splitlines()[1:]]
+        assert [row for row in rows if row] == [["4", "5", "5"], ["5", "5", "6"]]
+        assert page.locator("#attacked .wrong").count() == 3
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert wrong == []
+        page.screenshot(path=tmp_path / "demo.png", full_page=True)
+
+
+def test_without_a_demo_there_are_no_samples(echoing, open_page):
+    with echoing() as ((host, port), _):
+        page, wrong = open_page(f"http://{host}:{port}/")
+        assert not page.is_visible("#demo")
+        assert wrong == []
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{host}:{port}/demo/samples")

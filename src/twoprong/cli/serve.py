@@ -41,7 +41,9 @@ def serve(given: ServeArguments) -> None:
         sys.stdout.flush()
 
     where = Addresses(given.host, given.port, given.admin_host, given.admin_port)
-    whole = asyncio.run(run(str(bundle), _device(given.device), settings, where, listening, tuple(given.allow or ())))
+    whole = asyncio.run(
+        run(str(bundle), _device(given.device), settings, where, listening, tuple(given.allow or ()), given.demo)
+    )
     if not whole:
         raise typer.Exit(1)
 

@@ -38,7 +38,11 @@ def make_admin(service: Service) -> FastAPI:
         shown = service.settings.model_dump(mode="json") | {"batch": service.batcher.settings.model_dump(mode="json")}
         for key in shown["keys"].values():
             key["sha256"] = key["sha256"][:8] + "..."  # enough to tell keys apart
-        return {"settings": shown, "model": vars(service.model), "worker": vars(service.worker.settings)}
+        return {
+            "settings": shown,
+            "model": {name: value for name, value in vars(service.model).items() if name != "samples"},
+            "worker": vars(service.worker.settings),
+        }
 
     @app.get("/batches")
     async def batches() -> list[dict[str, Any]]:

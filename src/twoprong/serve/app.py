@@ -52,7 +52,9 @@ def make_app(service: Service, version: str) -> FastAPI:
         route("GET", f"{path}/ready", answers.ready)
         route("POST", f"{path}/infer", answers.infer, INFER)
     if service.settings.page:
-        app.add_api_route("/", lambda: page("index"), include_in_schema=False)
+        app.add_api_route("/", lambda: page("index", demo=bool(service.model.samples)), include_in_schema=False)
+    if service.model.samples:
+        app.add_api_route("/demo/samples", lambda: JSONResponse(service.model.samples), include_in_schema=False)
     return app
 
 

@@ -33,6 +33,11 @@ def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
         path = find(settings["bundle"])
         given = {name: settings[name] for name in ("device", "on_small_batch", "allow")}
         defense = load(path, **given, rescue="batch")  # whom to rescue is `judge`'s business
+        shown = []
+        if settings["demo"]:
+            from twoprong.serve.samples import samples
+
+            shown = samples(defense, path.name)
     except (TwoprongError, OSError) as error:
         say({"error": str(error)})
         return
@@ -44,6 +49,7 @@ def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
         "sizes": [sizes[0], sizes[-1]],
         "classes": defense.about.get("classes"),
         "false_alarm_rate": defense.config.detector.false_alarm_rate,
+        "samples": shown,
     })  # fmt: skip
     while (message := wire.read(source)) is not None:
         head, body = message

@@ -50,6 +50,7 @@ async def serve(
     where: Addresses,
     listening: Callable[[Addresses], None],
     allow: tuple[str, ...] = (),
+    demo: bool = False,
 ) -> bool:
     """Serve until SIGTERM or SIGINT, then drain. Whether everything that was accepted was answered.
 
@@ -60,7 +61,7 @@ async def serve(
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, stop.set)
     with public, admin:
-        async with running(bundle, device, settings, allow) as service:
+        async with running(bundle, device, settings, allow, demo) as service:
             front = _server(make_app(service, metadata.version("twoprong")))
             back = _server(make_admin(service))
             aside = threading.Thread(target=lambda: asyncio.run(back.serve([admin])), name="admin", daemon=True)

@@ -68,10 +68,20 @@ class Service:
 
 
 @asynccontextmanager
-async def running(bundle: str, device: str, settings: ServeSettings, allow: Sequence[str] = ()) -> AsyncIterator[Service]:
+async def running(
+    bundle: str, device: str, settings: ServeSettings, allow: Sequence[str] = (), demo: bool = False
+) -> AsyncIterator[Service]:
     """A service whose worker is up. Raises StateError if the bundle cannot be loaded, ConfigError if settings do not fit."""
     metrics = Metrics()
-    given: Any = (bundle, device, settings.on_small_batch, settings.threads, tuple(allow), bool(settings.review.folder))
+    given: Any = (
+        bundle,
+        device,
+        settings.on_small_batch,
+        settings.threads,
+        tuple(allow),
+        bool(settings.review.folder),
+        demo,
+    )
     worker = Worker(WorkerSettings(*given))
     try:
         service = Service(settings, worker, await worker.start(), metrics)

@@ -32,6 +32,7 @@ class WorkerSettings:
     threads: int = 0  # of torch; 0 leaves it to torch
     allow: tuple[str, ...] = ()
     review: bool = False  # whether flagged batches come back as the classifier saw them
+    demo: bool = False  # whether samples are wanted
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Model:
     sizes: tuple[int, int]
     classes: tuple[str, ...] | None
     false_alarm_rate: float
+    samples: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Worker:
             await self._end()
             raise StateError(said["error"])
         self._up.set()
-        said |= {name: tuple(said[name]) for name in ("shape", "sizes", "classes") if said[name] is not None}
+        said |= {name: tuple(said[name]) for name in ("shape", "sizes", "classes", "samples") if said[name] is not None}
         return Model(**said)
 
     async def _end(self) -> None:

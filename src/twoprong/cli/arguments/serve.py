@@ -30,3 +30,6 @@ class ServeArguments:
     device: OnDevice = Device.auto
     allow: Allow = None
     log_format: Annotated[LogFormat, typer.Option(help="How the log on stderr is written.")] = LogFormat.text
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Samples on the page, and what an attack does to them. Not for production.")
+    ] = False

@@ -12,6 +12,7 @@ HEADERS = {
 }
 
 
-def page(name: str) -> HTMLResponse:
+def page(name: str, demo: bool = False) -> HTMLResponse:
     """A page by its name. It may run its own script and talk to its own origin, nothing else."""
-    return HTMLResponse((resources.files(__package__) / f"{name}.html").read_text(encoding="utf-8"), headers=HEADERS)
+    text = (resources.files(__package__) / f"{name}.html").read_text(encoding="utf-8")
+    return HTMLResponse(text.replace('id="demo" hidden', 'id="demo"') if demo else text, headers=HEADERS)

@@ -12,6 +12,7 @@ from twoprong.defense import Defense, load
 from twoprong.errors import InputError
 from twoprong.models.features import Features
 from twoprong.routes import Denoised
+from twoprong.whitebox import averaged
 
 
 @pytest.fixture(scope="module")
@@ -297,9 +298,13 @@ def test_only_suspects_take_the_flagged_route(defense, classifier, mixed):
     assert blamed[40:].float().mean() < 0.25
     assert torch.equal(decision.images[~blamed], mixed[~blamed])
     assert torch.allclose(decision.logits[~blamed], bare[~blamed], atol=1e-5)
-    expected = defense.restored(mixed[blamed], generator=torch.Generator().manual_seed(1))
-    assert torch.equal(decision.images[blamed], expected)
-    assert torch.equal(decision.logits[blamed], classifier(expected))
+    count = int(blamed.sum())
+    draws = 100 // count
+    assert draws > 1
+    shown = defense.restored(mixed[blamed], draws=draws, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(decision.images[blamed], shown[:count])
+    expected = classifier(shown).view(draws, count, -1).mean(0)
+    assert torch.allclose(decision.logits[blamed], expected, atol=1e-5), "the mean of draws that cost no more than a batch"
     assert decision.scores[blamed].mean() > decision.scores[~blamed].mean()
     assert [one.suspect for one in decision] == blamed.tolist()
 
@@ -346,6 +351,25 @@ def test_attackers_see_the_routes_that_images_take(defense, mixed, rescue):
     assert (logits[0, taken] != logits[1, taken]).any(1).all()
     assert torch.autograd.grad(logits.sum(), leaf)[0].isfinite().all()
     assert ((target.suspicion(mixed) < 0) | decision.suspects).all(), "who is above the limit is blamed"
+
+
+def test_attackers_meet_the_averaged_noise(defense, mixed):
+    """The mean of m draws has an m-th of the variance, here over thousands of logits."""
+    target = with_rescue(defense, "suspects")
+    blamed, draw = target.suspects(mixed), torch.Generator().manual_seed(0)
+    one = target.logits(mixed, "flagged", 40, draw)[:, blamed].var(0).mean()
+    seen = target.logits(mixed, None, 40, draw)[:, blamed].var(0).mean()
+    decided = torch.stack([target(mixed, draw).logits for _ in range(40)])[:, blamed].var(0).mean()
+    many = averaged(target.flagged, int(blamed.sum()), 100)
+    assert many > 1
+    assert seen / one == pytest.approx(1 / many, rel=0.25)
+    assert decided / one == pytest.approx(1 / many, rel=0.25)
+
+
+def test_at_most_eight_draws_are_averaged_and_none_where_nothing_is_random(defense):
+    route = defense.flagged
+    assert [averaged(route, count, 100) for count in (100, 51, 50, 20, 12, 1)] == [1, 1, 2, 5, 8, 8]
+    assert averaged(defense.passing, 1, 100) == 1
 
 
 def test_one_image_is_judged_alone(defense, digits, attacked):

@@ -1,15 +1,17 @@
 """Who in a flagged batch is found, and who is blamed wrongly: python tools/blame.py BUNDLE CIFAR_ROOT OUT
 
 On CIFAR-10 test images, which tune nothing. PGD (10 steps) on the bare classifier attacks them one by one, at several
-budgets; batches are random, and the first of each are attacked. OUT.json and OUT.md are written; attacked images are kept in
-OUT-work. Accuracies are of single draws of the noise, the same ones for all kinds of rescue.
+budgets; batches are random, and the first of each are attacked. OUT.json, OUT.md and OUT.svg (a flagged batch) are written;
+attacked images are kept in OUT-work. For a whole batch one draw of the noise counts, for suspects the mean of several, as
+deployed.
 """
 
 import json
 import platform
 import subprocess
 import sys
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,11 @@ from twoprong.detect.kernel import Sample
 from twoprong.errors import TwoprongError
 from twoprong.measure import partition, wilson
 from twoprong.recipe import sample
+from twoprong.report.suspects import drawn, shown
 from twoprong.routes import Route
 from twoprong.seeds import generator
 from twoprong.storage import load_tensors, save_tensors, write_atomic
+from twoprong.whitebox import AVERAGED, averaged
 
 BUDGETS = (8, 4, 2, 1)  # of 255, for single images
 MIXED = (8, 2)  # for mixtures
@@ -33,6 +37,7 @@ COUNT = 500  # images
 SIZES = (25, 50, 100)
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 ROUNDS = 4  # random partitions into batches
+SHOWN = 10  # attacked images in the batch of 100 that is drawn
 
 
 class Kind:
@@ -46,31 +51,51 @@ class Kind:
 
     @cached_property
     def bare(self) -> Tensor:
-        return self._right(self.defense.passing)
+        return self._logits(self.defense.passing, 1)[0].argmax(1) == self.labels
 
     @cached_property
-    def rescued(self) -> Tensor:
-        return self._right(self.defense.flagged)
+    def _rescued(self) -> Tensor:
+        return self._logits(self.defense.flagged, AVERAGED)
+
+    def rescued(self, draws: int) -> Tensor:
+        """On the flagged route, by the mean of some draws of the noise."""
+        return self._rescued[:draws].mean(0).argmax(1) == self.labels
 
     @torch.no_grad()
-    def _right(self, route: Route) -> Tensor:
-        logits = [route.logits(part, 1, self.draw)[0] for part in self.seen.pixels.split(100)]
-        return torch.cat(logits).argmax(1) == self.labels
+    def _logits(self, route: Route, draws: int) -> Tensor:
+        return torch.cat([route.logits(part, draws, self.draw) for part in self.seen.pixels.split(25)], 1)
 
 
-def study(defense: tp.Defense, data: Labelled, attacked: dict[int, Tensor]) -> dict[str, Any]:
+def by_rescue(
+    defense: tp.Defense, seen: Sample, bare: Tensor, rescued: Callable[[int], Tensor]
+) -> tuple[bool, Tensor, dict[str, Tensor]]:
+    """Whether a batch is flagged, its suspects, and which images are right by kind of rescue.
+
+    `bare` says which are right on the passing route, `rescued` on the flagged one for a number of draws.
+    """
+    detector, suspects = defense.detector, torch.zeros(len(seen), dtype=torch.bool)
+    flagged = detector.flags(detector.statistic(seen).item(), len(seen))
+    if not flagged:
+        return False, suspects, {"batch": bare, "suspects": bare}
+    suspects = detector.suspects(seen)[0]
+    draws = averaged(defense.flagged, int(suspects.sum()), len(seen))
+    return True, suspects, {"batch": rescued(1), "suspects": torch.where(suspects, rescued(draws), bare)}
+
+
+def study(defense: tp.Defense, data: Labelled, attacked: dict[float, Tensor]) -> dict[str, Any]:
     """Rows of single images, and of mixtures by budget, size and share."""
     draw = generator(0, "blame study")
     clean = Kind(defense, data.images, data.labels, draw)
     threshold, count = defense.threshold(1), len(data)
     singles, mixtures = [_rate("clean", clean.scores >= threshold)], []
-    for budget, images in attacked.items():
+    for eps, images in attacked.items():
+        budget = round(255 * eps)
         bad = Kind(defense, images, data.labels, draw)
         singles.append(_rate(f"{budget}/255", bad.scores >= threshold))
         for size in SIZES if budget in MIXED else ():
             for share in SHARES:
                 batches = [batch for _ in range(ROUNDS) for batch in partition(count, size, draw)]
-                row = _mixed(defense, clean, bad, batches, max(1, round(share * size)))
+                row = mixed(defense, clean, bad, batches, max(1, round(share * size)))
                 mixtures.append({"eps": f"{budget}/255", "size": size, "share": share, **row})
     plain = [{"kind": "clean", "bare": _mean(clean.bare), "flagged route": _mean(clean.rescued)}]
     return {"images": count, "rounds": ROUNDS, "single": singles, "clean": plain, "mixtures": mixtures}
@@ -84,24 +109,22 @@ def _mean(values: Tensor) -> float:
     return values.double().mean().item()
 
 
-def _mixed(defense: tp.Defense, clean: Kind, bad: Kind, batches: list[Tensor], many: int) -> dict[str, Any]:
+def mixed(defense: tp.Defense, clean: Kind, bad: Kind, batches: list[Tensor], many: int) -> dict[str, Any]:
     """Batches whose first `many` images are attacked. Recall and false blame are over flagged batches, accuracy over all."""
-    detector, size = defense.detector, len(batches[0])
+    size = len(batches[0])
     attacked = torch.arange(size) < many
     counts = dict.fromkeys(("flagged", "found", "blamed", "batch", "suspects"), 0)
     for batch in batches:
-        seen = Sample(
-            *(_chosen(attacked, one[batch], other[batch]) for one, other in zip(bad.seen, clean.seen, strict=True))
+        pick = partial(_picked, clean, bad, batch, attacked)
+        seen = Sample(pick(lambda kind: kind.seen.pixels), pick(lambda kind: kind.seen.features))
+        flagged, suspects, right = by_rescue(
+            defense, seen, pick(lambda kind: kind.bare), lambda draws, pick=pick: pick(lambda kind: kind.rescued(draws))
         )
-        bare, rescued = (_chosen(attacked, getattr(bad, k)[batch], getattr(clean, k)[batch]) for k in ("bare", "rescued"))
-        flagged, suspects = detector(seen).adversarial, torch.zeros_like(attacked)
-        if flagged:
-            suspects = detector.suspects(seen)[0]
         counts["flagged"] += flagged
         counts["found"] += int((suspects & attacked).sum())
         counts["blamed"] += int((suspects & ~attacked).sum())
-        counts["batch"] += int((rescued if flagged else bare).sum())
-        counts["suspects"] += int(torch.where(suspects, rescued, bare).sum())
+        for rescue, hits in right.items():
+            counts[rescue] += int(hits.sum())
     images, flagged = len(batches) * size, counts["flagged"]
     innocent = flagged * (size - many)
     return {
@@ -113,20 +136,24 @@ def _mixed(defense: tp.Defense, clean: Kind, bad: Kind, batches: list[Tensor], m
     }
 
 
-def _chosen(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def _picked(clean: Kind, bad: Kind, batch: Tensor, attacked: Tensor, part: Callable[[Kind], Tensor]) -> Tensor:
+    return chosen(attacked, part(bad)[batch], part(clean)[batch])
+
+
+def chosen(mask: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(mask.view(-1, *[1] * (yes.ndim - 1)), yes, no)
 
 
-def craft(defense: tp.Defense, data: Labelled, work: Path) -> dict[int, Tensor]:
+def craft(defense: tp.Defense, data: Labelled, work: Path, budgets: Iterable[float]) -> dict[float, Tensor]:
     """The attacked images by budget, each made once."""
     found = {}
-    for budget in BUDGETS:
-        file, draw = work / f"pgd-{budget}-{len(data)}.safetensors", torch.Generator().manual_seed(1)
+    for eps in budgets:
+        file, draw = work / f"pgd-{eps * 255:g}-{len(data)}.safetensors", torch.Generator().manual_seed(1)
         if not file.exists():
-            attack, parts = PGD(eps=budget / 255, steps=10), zip(data.images.split(100), data.labels.split(100), strict=True)
+            attack, parts = PGD(eps=eps, steps=10), zip(data.images.split(100), data.labels.split(100), strict=True)
             work.mkdir(parents=True, exist_ok=True)
             save_tensors(file, {"images": torch.cat([attack(defense.classifier, x, y, draw).images for x, y in parts])})
-        found[budget] = load_tensors(file)[0]["images"]
+        found[eps] = load_tensors(file)[0]["images"]
     return found
 
 
@@ -156,26 +183,37 @@ def markdown(found: dict[str, Any], bundle: str) -> str:
     for row in found["mixtures"]:
         cells = ("-" if row[name] is None else f"{row[name]:.1%}" for name in names)
         lines.append(f"| {row['eps']} | {row['size']} | {row['share']:.0%} | {' | '.join(cells)} |")
-    made = found["made"]
-    lines += ["", f"Commit {made['commit']}, torch {made['torch']}, {made['machine']}.", "", f"    {made['command']}", ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *origin(found["made"])])
+
+
+def made(command: str) -> dict[str, str]:
+    """Where numbers come from."""
+    asked = ["git", "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {platform.machine()}"
+    return {"commit": commit, "torch": torch.__version__, "machine": machine, "command": command}
+
+
+def origin(made: dict[str, str]) -> list[str]:
+    """The same as lines at the end of a page."""
+    return [f"Commit {made['commit']}, torch {made['torch']}, {made['machine']}.", "", f"    {made['command']}", ""]
+
+
+def publish(found: dict[str, Any], page: str, out: str) -> None:
+    for end, text in (("json", json.dumps(found, indent=1) + "\n"), ("md", page)):
+        write_atomic(Path(f"{out}.{end}"), lambda file, text=text: file.write_text(text, encoding="utf-8"))
 
 
 def main(bundle: str, root: str, out: str) -> None:
     defense, data = tp.load(bundle), load_data("cifar10", Path(root)).test[:COUNT]
-    found = study(defense, data, craft(defense, data, Path(f"{out}-work")))
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    found["made"] = {
-        "commit": commit,
-        "torch": torch.__version__,
-        "machine": f"CPU, {platform.machine()}",
-        "command": f"python tools/blame.py {bundle} CIFAR_ROOT {out}",
-    }
-    text = json.dumps(found, indent=1) + "\n"
-    write_atomic(Path(f"{out}.json"), lambda file: file.write_text(text, encoding="utf-8"))
-    write_atomic(Path(f"{out}.md"), lambda file: file.write_text(markdown(found, bundle), encoding="utf-8"))
+    attacked = craft(defense, data, Path(f"{out}-work"), [budget / 255 for budget in BUDGETS])
+    found = study(defense, data, attacked)
+    found["made"] = made(f"python tools/blame.py {bundle} CIFAR_ROOT {out}")
+    publish(found, markdown(found, bundle), out)
+    batch = shown(defense, attacked[BUDGETS[0] / 255][:SHOWN], data.images[SHOWN:100], generator(0, "blame picture"))
+    if batch is not None:
+        picture = drawn(batch).replace('style="', 'style="background:#fff;color:#222;', 1)
+        write_atomic(Path(f"{out}.svg"), lambda file: file.write_text(picture + "\n", encoding="utf-8"))
 
 
 if __name__ == "__main__":

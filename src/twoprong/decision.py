@@ -73,9 +73,10 @@ class Decision(PerImage):
     image is (larger is more; None where the defence has none, and for a batch that passes unless they are asked for).
     `rejected` marks images that were refused (`rescue = "refuse"`): their label is -1, their logits are NaN; None where
     nothing ever is.
-    `images` is what the classifier saw: the image itself, or its denoised form. `tested` is False only where the batch was
-    too small for the test and the declared policy decided; statistic, threshold and p-value are NaN then. `classes` are the
-    names of the classes where the defence knows them. `decision[3]` is what is said of one image.
+    `images` is what the classifier saw: the image itself, or its denoised form (of several draws of the noise, the first).
+    `tested` is False only where the batch was too small for the test and the declared policy decided; statistic, threshold
+    and p-value are NaN then. `classes` are the names of the classes where the defence knows them. `decision[3]` is what is
+    said of one image.
     """
 
     logits: Tensor

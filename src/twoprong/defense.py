@@ -34,7 +34,7 @@ from twoprong.models.features import Features, FeatureSource
 from twoprong.predict import Predictions, Source, judged, predict
 from twoprong.progress import Progress
 from twoprong.routes import NOTHING, Known, Route
-from twoprong.whitebox import WhiteBox
+from twoprong.whitebox import WhiteBox, averaged
 
 log = logging.getLogger("twoprong")
 
@@ -167,19 +167,29 @@ class Defense(WhiteBox):
     def _by_route(
         self, batch: Tensor, rescued: Tensor, known: Known, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        """What the classifiers are shown, and the logits: the `rescued` take the flagged route, the others the passing."""
+        """What the classifiers are shown, and the logits: the `rescued` take the flagged route, the others the passing.
+
+        Of a random route as many draws are averaged as cost no more than the whole batch with one; the first is shown.
+        """
         parts = []
-        for route, rows in ((self.passing, (~rescued).nonzero()[:, 0]), (self.flagged, rescued.nonzero()[:, 0])):
-            if len(rows):
-                whole = len(rows) == len(batch)
-                part = batch if whole else batch[rows]
-                disturbed = route.disturb(part, 1, generator)
-                here = known if whole else {network: logits[rows] for network, logits in known.items()}
-                parts.append((rows, *self.answer(route, disturbed, here if disturbed is part else NOTHING)))
+        for route, rows in self._ways(rescued):
+            part, here, many = batch, known, 1
+            if len(rows) < len(batch):
+                many = averaged(route, len(rows), len(batch))
+                index = self.index(rows.repeat(many), len(batch))
+                part, here = batch[index], {network: logits[index] for network, logits in known.items()}
+            disturbed = route.disturb(part, 1, generator)
+            seen, logits = self.answer(route, disturbed, here if disturbed is part else NOTHING)
+            logits = logits[: many * len(rows)].unflatten(0, (many, len(rows))).mean(0)
+            parts.append((rows, seen[: len(rows)], logits))
         if len(parts) == 1:
             return parts[0][1:]
         back = torch.cat([rows for rows, _, _ in parts]).argsort()
         return torch.cat([seen for _, seen, _ in parts])[back], torch.cat([logits for *_, logits in parts])[back]
+
+    def index(self, index: Tensor, size: int) -> Tensor:
+        """The images of a batch of `size` that a route computes."""
+        return index
 
     def answer(self, route: Route, disturbed: Tensor, known: Known = NOTHING) -> tuple[Tensor, Tensor]:
         """What a route shows its classifier, and the logits for it."""

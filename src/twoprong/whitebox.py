@@ -12,6 +12,19 @@ from twoprong.detect.mmd import mmd2
 from twoprong.models.features import Features
 from twoprong.routes import Denoised, Direct, Route
 
+AVERAGED = 8  # draws of the noise at most
+
+
+def averaged(route: Route, taking: int, size: int) -> int:
+    """How many draws of a route's noise are averaged for each of the `taking` images of a batch: no more than cost what the
+    whole batch with one draw would."""
+    return min(AVERAGED, size // taking) if route.random else 1
+
+
+def padded(index: Tensor, size: int) -> Tensor:
+    """`size` numbers of images, of which the first are `index`."""
+    return torch.cat([index, index.new_zeros(size - len(index))])
+
 
 class WhiteBox(nn.Module):
     """What attacks may ask of a defence. It decides nothing: `Defense` does."""
@@ -38,14 +51,22 @@ class WhiteBox(nn.Module):
         """Logits (draws, N, classes) on a route, or on the ones that the images take; exact gradients in the images.
 
         A route without noise gives one draw; the draws of another are computed as one batch. Where the images of a batch
-        take both routes, both are computed for all of them: an attacker's batches keep their shape.
+        take both routes, each route computes as many images as the batch has: an attacker's batches keep their shape.
         """
         if route is not None:
             return self.route(route).logits(images, draws, generator)
         with torch.no_grad():
             rescued = self._rescued(self._suspects(images))
-        taken = [self.route(role).logits(images, draws, generator) for role in self._roles(rescued)]
-        return taken[0] if len(taken) == 1 else torch.where(rescued[:, None], taken[1], taken[0])
+        roles = self._roles(rescued)
+        if len(roles) == 1:
+            return self.route(roles[0]).logits(images, draws, generator)
+        parts = []
+        for way, rows in self._ways(rescued):
+            index = rows.repeat(many := averaged(way, len(rows), len(images)))
+            logits = way.logits(images[padded(index, len(images))], draws, generator)[:, : len(index)]
+            parts.append((rows, logits.unflatten(1, (many, len(rows))).mean(1)))
+        back, drawn = torch.cat([rows for rows, _ in parts]).argsort(), max(len(logits) for _, logits in parts)
+        return torch.cat([logits.expand(drawn, -1, -1) for _, logits in parts], 1)[:, back]
 
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         """MMD-OPT of the batch against the deployed reference, as a scalar tensor differentiable in the images.
@@ -137,6 +158,11 @@ class WhiteBox(nn.Module):
         if self.config.rescue == "suspects":
             return suspects
         return torch.full_like(suspects, self.config.rescue == "batch" and bool(suspects.any()))
+
+    def _ways(self, rescued: Tensor) -> list[tuple[Route, Tensor]]:
+        """The routes that are taken, each with its images' numbers."""
+        ways = ((self.passing, (~rescued).nonzero()[:, 0]), (self.flagged, rescued.nonzero()[:, 0]))
+        return [(route, rows) for route, rows in ways if len(rows)]
 
     @staticmethod
     def _roles(rescued: Tensor) -> tuple[Role, ...]:

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from twoprong.attacks import PGD
 from twoprong.attacks.evade import Evade
 from twoprong.config import DetectorConfig
 from twoprong.defense import Defense
@@ -76,3 +77,20 @@ def test_an_accelerated_defence_decides_alike_and_can_be_attacked(defense, digit
     found = attack(quick, batch.images, batch.labels, generator(0, "attack")).images
     left = (whole(found, generator(0, "y")).labels == batch.labels).double().mean()
     assert left < 0.8  # gradients in bf16 hurt the exact object
+
+
+def test_an_accelerated_defence_computes_whole_batches_however_many_are_suspects(defense, digits):
+    config = defense.config.model_copy(update={"rescue": "suspects"})
+    quick = Accelerated(Defense(**vars(replace(defense.parts, config=config))), None)
+    attacked = PGD(eps=0.2, steps=5)(defense.classifier, digits.test.images[:40], digits.test.labels[:40]).images
+    batch = torch.cat([attacked, digits.test.images[40:100]])
+    sizes: set[int] = set()
+    hooks = [net.register_forward_pre_hook(lambda _, given: sizes.add(len(given[0]))) for net in quick.flagged.children()]
+    found, seen = quick(batch, generator(0, "x")), quick.logits(batch, None, 2, generator(0, "x"))
+    for hook in hooks:
+        hook.remove()
+    assert found.adversarial
+    assert 0 < found.suspects.sum() < 100
+    assert sizes <= {100, 200}
+    calm = ~found.suspects
+    torch.testing.assert_close(seen[0, calm], found.logits[calm])

@@ -256,7 +256,11 @@ def _detector(chance: random.Random) -> dict:
         "power": {
             "by_size": [_rate(0.4 + 0.2 * n, 80 // size, size=size) for n, size in enumerate(sizes)],
             "by_eps": [_rate(min(1.0, 0.05 + eps / 8), 4, eps=eps / 255) for eps in (1, 2, 4, 8)],
-            "by_share": [_judged(rate, 4, 0.95 - 0.15 * share, 0.95 * (1 - share), share=share) for share, rate in shares],
+            "by_share": [
+                _judged(rate, 4, 0.95 - 0.15 * share, 0.95 * (1 - share), share=share)
+                | {"recall": 1.0 if share else None, "false_blame": 0.09, "by_rescue": {"batch": 0.7, "suspects": 0.9}}
+                for share, rate in shares
+            ],
         },
         "skewed": [_judged(1 - 0.3 * classes, 10, classes=classes, size=SIZE) for classes in (1, 2, 3)],
         "shifted": [_judged(0.1 + 0.15 * n, 10, kind=kind, strength=strength) for n, (kind, strength) in enumerate(kinds)],
@@ -267,6 +271,14 @@ def _detector(chance: random.Random) -> dict:
         "statistics": {
             "clean": [chance.gauss(0, 0.003) for _ in range(100)],
             "bare": [chance.gauss(0.3, 0.05) for _ in range(20)],
+        },
+        "blamed": {
+            "picture": _png(90, 0),
+            "columns": 10,
+            "width": 8,
+            "height": 8,
+            "attacked": [number < 4 for number in range(SIZE)],
+            "suspects": [number in (0, 1, 2, 7) for number in range(SIZE)],
         },
     }
 
@@ -285,18 +297,19 @@ def _sanity(reliable: bool) -> list[dict]:
     ]
 
 
-def _picture(attack: str, label: int) -> dict:
-    def png(shade: int) -> str:
-        image = Image.frombytes("L", (8, 8), bytes((shade + 23 * label + 3 * i) % 256 for i in range(64)))
-        out = io.BytesIO()
-        image.save(out, "PNG")
-        return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+def _png(shade: int, label: int) -> str:
+    image = Image.frombytes("L", (8, 8), bytes((shade + 23 * label + 3 * i) % 256 for i in range(64)))
+    out = io.BytesIO()
+    image.save(out, "PNG")
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
 
+
+def _picture(attack: str, label: int) -> dict:
     rows = {"clean": 30, "adversarial": 45, "difference": 120, "denoised": 33}
     says = {"clean": label, "adversarial": (label + 1) % 3, "denoised": label}
     return {
         "attack": attack,
         "label": label,
-        "images": {row: png(shade) for row, shade in rows.items()},
+        "images": {row: _png(shade, label) for row, shade in rows.items()},
         "says": says,
     }

@@ -11,6 +11,7 @@ from twoprong.decision import Decision
 from twoprong.defense import Defense, load
 from twoprong.models.features import full
 from twoprong.progress import Progress, silent
+from twoprong.report import suspects
 from twoprong.report.demo import Shown
 from twoprong.results.demo import DemoPhotographs, PhotographBatch
 from twoprong.seeds import generator
@@ -20,6 +21,7 @@ NAME = "cifar10-small"
 BATCH_SIZE = 50
 BATCHES = 5  # clean ones, and as many attacked ones of other images
 SHOWN = 8
+MIXED = 10  # attacked images in the batch whose suspects are shown
 ATTACK = PGD(eps=8 / 255, step=2 / 255, steps=10)
 
 
@@ -55,6 +57,7 @@ def photographs(defense: Defense, data: ImageData, seed: int, progress: Progress
         if number <= BATCHES:  # the first attacked batch is the one that is shown
             seen = {"clean": clean.images, "attacked": images, "as classified": decision.images}
             rows, labels = {name: some[:SHOWN] for name, some in seen.items()}, clean.labels[:SHOWN]
+            mixed = images[:MIXED], clean.images[MIXED:]
         progress("photographs", number + 1, len(parts))
     results = DemoPhotographs(
         bundle=NAME,
@@ -63,7 +66,8 @@ def photographs(defense: Defense, data: ImageData, seed: int, progress: Progress
         attack={"name": "pgd", "threat_model": "bare", **asdict(ATTACK)},
         batches=batches,
     )
-    return Photographs(results, Shown(rows, labels, data.classes, defense))
+    blamed = suspects.shown(defense, *mixed, generator(seed, "photographs suspects"))
+    return Photographs(results, Shown(rows, labels, data.classes, defense, blamed))
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from twoprong.measure import Scores, score
 from twoprong.presets import PRESETS
 from twoprong.progress import Progress, silent
 from twoprong.recipe import fit, train_named
+from twoprong.report import suspects
 from twoprong.report.demo import Shown, write_report
 from twoprong.results.demo import DemoData, DemoResults, DemoScores
 from twoprong.seeds import generator
@@ -22,6 +23,7 @@ from twoprong.storage import write_atomic
 
 SIZES = (100, 25)
 SHOWN = 10  # digits in the report
+MIXED = 20  # attacked digits in the batch whose suspects are shown
 ROUNDS = 25  # random partitions of the 400 test images into batches
 
 
@@ -97,7 +99,9 @@ def _demo(out: Path, seed: int, progress: Progress) -> DemoResults:
         "adversarial": attacked.images[:SHOWN],
         "denoised": defense.restored(attacked.images[:SHOWN], generator=generator(seed, "demo pictures")).detach(),
     }
-    shown = Shown(rows, digits.test.labels[:SHOWN], digits.classes, defense)
+    some, rest = attacked.images[:MIXED], digits.test.images[MIXED : SIZES[0]]
+    blamed = suspects.shown(defense, some, rest, generator(seed, "demo suspects"))
+    shown = Shown(rows, digits.test.labels[:SHOWN], digits.classes, defense, blamed)
     write_report(out / "report.html", results, runs, shown, None if photographs is None else photographs.shown)
     return results
 

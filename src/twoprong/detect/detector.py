@@ -138,13 +138,16 @@ class Detector(nn.Module):
             table, null = self._calibrated(clean, config, sizes, seed, progress)
         self._set_thresholds(table, null)
         if examples is not None and self.kind == "full":
-            clean, draw = _once(clean), generator(seed, "blame")
-            test = Test(self._gram, self.reference, self._within, self.flags, self.batch_sizes)
-            self.blame = fit_blame(test, clean, examples, config, draw)
+            self.learn_blame(clean, config, seed, examples)
             if config.min_batch_size == 1 and null is not None:
-                alone = self.scores(clean).detach()
+                alone = self.scores(_once(clean)).detach()
                 self._set_thresholds(*with_single(table, null, alone, config.false_alarm_rate, config.confidence))
         return self
+
+    def learn_blame(self, clean: Sample, config: DetectorConfig, seed: int, examples: Examples) -> None:
+        """Learn the score of single images from `examples`, and its limit from `clean`. Thresholds are there already."""
+        test = Test(self._gram, self.reference, self._within, self.flags, self.batch_sizes)
+        self.blame = fit_blame(test, _once(clean), examples, config, generator(seed, "blame"))
 
     def _calibrated(
         self, clean: Sample, config: DetectorConfig, sizes: Tensor, seed: int, progress: Progress

@@ -13,6 +13,7 @@ from twoprong.models.fast import Compiler, Fast, HalfPrecision, Replayed, compil
 from twoprong.models.features import Features, FeatureSource
 from twoprong.models.precision import Precision, compiler_for
 from twoprong.routes import NOTHING, Denoised, Known, Route
+from twoprong.whitebox import padded
 
 Step = Callable[..., Any]
 
@@ -63,18 +64,9 @@ class Accelerated(Defense):
             return super().answer(route, disturbed, known)
         return self._answers[route](disturbed)
 
-    def _by_route(
-        self, batch: Tensor, rescued: Tensor, known: Known, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
+    def index(self, index: Tensor, size: int) -> Tensor:
         """Whole batches only: for each number of suspects a compiler would begin anew."""
-        taken = []
-        for role in self._roles(rescued):
-            everybody = torch.full_like(rescued, role == "flagged")
-            taken.append(super()._by_route(batch, everybody, known, generator))
-        if len(taken) == 1:
-            return taken[0]
-        (seen, logits), (restored, rescue) = taken
-        return torch.where(rescued[:, None, None, None], restored, seen), torch.where(rescued[:, None], rescue, logits)
+        return padded(index, size)
 
     def statistic(self, images: Tensor, reference: Tensor | None = None) -> Tensor:
         """The value is the deployed one, or attackers would pass another test; the gradient is the copy's."""

@@ -13,18 +13,24 @@ from twoprong.defense import Defense
 from twoprong.measure import Scores
 from twoprong.report.figures import histogram, picture
 from twoprong.report.pages import templates
+from twoprong.report.suspects import figure
 from twoprong.results.demo import DemoResults
+from twoprong.results.detector import BlamedBatch
 from twoprong.storage import write_atomic
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """Pictures for the page: `rows` show the same things before and after, each named; `defense` says what they are."""
+    """Pictures for the page: `rows` show the same things before and after, each named; `defense` says what they are.
+
+    `blamed` is a flagged batch with its suspects, if there is one.
+    """
 
     rows: Mapping[str, Tensor]
     labels: Tensor
     classes: Sequence[str]
     defense: Defense
+    blamed: BlamedBatch | None = None
 
 
 def write_report(
@@ -58,6 +64,8 @@ def write_report(
             strips=_strips(digits),
             photographs=results.photographs,
             photo_strips=[] if photographs is None else _strips(photographs),
+            blamed=figure(digits.blamed),
+            photo_blamed=None if photographs is None else figure(photographs.blamed),
         )
     )
     write_atomic(path, lambda file: file.write_text(page, encoding="utf-8"))

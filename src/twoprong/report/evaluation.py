@@ -10,6 +10,7 @@ from twoprong.report.curves import curve_figures
 from twoprong.report.detector import detector_figures
 from twoprong.report.histograms import panels
 from twoprong.report.pages import templates
+from twoprong.report.suspects import figure
 from twoprong.report.words import (
     NORMS,
     SUBJECTS,
@@ -73,6 +74,8 @@ def write_page(results: EvaluationResults, path: Path) -> None:
         panels=panels(results),
         shown=PANELS,
         strips=_strips(results, chosen),
+        mixed=[] if results.study is None else [row for row in results.study.power.by_share if row.by_rescue],
+        blamed=figure(None if results.study is None else results.study.blamed),
         checks=sorted(results.sanity, key=lambda check: STATUSES.index(check.status)),
         settings=json.dumps(results.defense.config, indent=2, ensure_ascii=False),
     )

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from twoprong.results.part import Interval, Number, Part, Text, Whole
+from twoprong.results.part import Flag, Interval, Number, Part, Text, Whole
 
 
 class Rate(Part):
@@ -39,6 +39,17 @@ class ShareRate(JudgedRate):
     """The rate at a share of attacked images in every batch."""
 
     share: Number = Field(description="Share of the batch that is attacked.")
+    recall: Number | None = Field(
+        default=None, description="Share of the attacked images that are blamed, over flagged batches; null where none is."
+    )
+    false_blame: Number | None = Field(
+        default=None,
+        description="Share of the clean images that are blamed, over flagged batches; null where there are none.",
+    )
+    by_rescue: dict[Text, Number] = Field(
+        default={},
+        description="Accuracy over all images if whole flagged batches are rescued (`batch`), or `suspects` only.",
+    )
 
 
 class SkewedRate(JudgedRate):
@@ -72,6 +83,17 @@ class Power(Part):
     by_share: list[ShareRate] = Field(description="A share of every batch attacked with the headline budget.")
 
 
+class BlamedBatch(Part):
+    """A flagged batch as it is shown: who was attacked, and who is blamed."""
+
+    picture: Text = Field(description="All images in a grid, as a data address.")
+    columns: Whole = Field(description="Images in a row of the grid.")
+    width: Whole = Field(description="Of an image in the grid, in pixels.")
+    height: Whole = Field(description="Of an image in the grid, in pixels.")
+    attacked: list[Flag] = Field(description="Whether each image was attacked.")
+    suspects: list[Flag] = Field(description="Whether each image is blamed.")
+
+
 class Statistics(Part):
     """Statistics of batches of the headline size."""
 
@@ -91,6 +113,7 @@ class DetectorStudy(Part):
     statistics: Statistics = Field(description="The statistics themselves.")
     skewed: list[SkewedRate] = Field(description="Clean batches of few classes: unusual, not adversarial.")
     shifted: list[ShiftedRate] = Field(description="Clean batches of corrupted images.")
+    blamed: BlamedBatch | None = Field(default=None, description="A mixed batch that was flagged; null where none was.")
 
 
 class NotStudied(Part):

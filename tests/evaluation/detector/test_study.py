@@ -76,3 +76,17 @@ def test_what_is_not_finite_is_above_every_threshold():
     decided = _roc(0.1, [0.1, 0.2], [0.3, 0.3])
     assert undecided.area == decided.area == 1.0
     assert undecided.power[:-1] == [1.0] * (len(undecided.power) - 1)
+
+
+def test_it_says_who_is_blamed_and_what_each_kind_of_rescue_leaves(found, defense):
+    rows = [entry for entry in found.power.by_share if entry.recall is not None]
+    assert rows, "some mixtures are flagged"
+    for entry in rows:
+        assert 0 <= entry.recall <= 1
+        assert set(entry.by_rescue) == {"batch", "suspects"}
+        assert entry.by_rescue[defense.config.rescue] == entry.defended
+    assert found.power.by_share[-1].false_blame is None, "nobody is clean there"
+    most = next(entry for entry in rows if entry.share == 0.75)
+    assert most.recall > most.false_blame
+    assert sum(found.blamed.attacked) >= 4
+    assert len(found.blamed.attacked) == 40

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 
 import torch
 from torch import Tensor
 
+from twoprong.config import Rescue
 from twoprong.data.tensors import Labelled
 from twoprong.defense import Defense
 from twoprong.evaluation.detector.corruptions import CORRUPTIONS, STRENGTHS
 from twoprong.measure import partition, wilson
 from twoprong.recipe import sample
 from twoprong.results.detector import (
+    BlamedBatch,
     BudgetRate,
     DetectorStudy,
     JudgedRate,
@@ -33,6 +36,8 @@ CLASSES = (1, 2, 5)
 BATCHES = 400  # at most, per point of a curve
 ROUNDS = 25  # random partitions of the images, at most
 JUDGED = 10  # batches that are also classified, for the accuracies
+RESCUES: tuple[Rescue, ...] = ("batch", "suspects")
+SHOWN = 0.1  # of the batch whose picture is shown is attacked, or more if that is not flagged
 MOST = 10_000  # clean images: all their kernel values are kept
 
 
@@ -92,17 +97,13 @@ def study(
                 BudgetRate(eps=0.0, **work.share(clean_statistics, size, len(clean)).as_dict()),
                 *(BudgetRate(eps=budget, **work.share(values, size, count).as_dict()) for budget, values in by_eps.items()),
             ],
-            by_share=[
-                ShareRate(
-                    share=share, **work.judged(usual, labels, work.mixtures(count, size, share), size, count).as_dict()
-                )
-                for share in sorted({max(1, round(share * size)) / size for share in SHARES})
-            ],
+            by_share=[work.mixed(usual, labels, count, size, share) for share in _shares(size)],
         ),
         roc=[_roc(budget, clean_statistics, values) for budget, values in by_eps.items()],
         statistics=Statistics(clean=_finite(clean_statistics), bare=_finite(by_eps[eps])),
         skewed=work.skewed(everything, clean.labels, size),
         shifted=work.shifted(chosen, size),
+        blamed=work.blamed(usual, count, size),
     )
 
 
@@ -140,7 +141,7 @@ class Study:
 
     def judged(self, pool: Pool, labels: Tensor, batches: Sequence[Tensor], size: int, count: int) -> JudgedRate:
         """The share flagged, and the accuracy with and without the defence on the first few batches."""
-        draw = generator(self.seed, "study", "judged", device=pool.images.device)
+        draw = self._draw("judged", pool)
         defended, undefended, seen = 0, 0, 0
         for batch in batches[:JUDGED]:
             index = batch.to(pool.images.device)
@@ -148,14 +149,58 @@ class Study:
             defended += int((self.defense(images, draw).labels == true).sum())
             undefended += int((self.defense.classifier(images).argmax(1) == true).sum())
             seen += len(index)
-        distinct = min(seen, count)  # batches repeat images: the interval is for as many as there are
-        return JudgedRate(
-            **self.rate(pool, batches, size, count).as_dict(),
-            defended=defended / seen,
-            defended_interval=wilson(round(defended / seen * distinct), distinct),
-            undefended=undefended / seen,
-            undefended_interval=wilson(round(undefended / seen * distinct), distinct),
+        return _judged(self.rate(pool, batches, size, count), defended / seen, undefended / seen, min(seen, count))
+
+    def mixed(self, pool: Pool, labels: Tensor, count: int, size: int, share: float) -> ShareRate:
+        """The rate with a share of each batch attacked. On the first few batches: who is blamed, and the accuracies."""
+        batches, many = self.mixtures(count, size, share), max(1, round(share * size))
+        draws = {name: self._draw(name, pool) for name in ("judged", *RESCUES)}
+        right, found, blamed, flagged = dict.fromkeys((*draws, "undefended"), 0), 0, 0, 0
+        for batch in batches[:JUDGED]:
+            index = batch.to(pool.images.device)
+            images, true = pool.images[index], labels[index]
+            decision = self.defense(images, draws["judged"])
+            right["undefended"] += int((self.defense.classifier(images).argmax(1) == true).sum())
+            answers = {"judged": decision.labels} | dict.fromkeys(RESCUES, decision.labels)
+            if decision.adversarial:
+                flagged += 1
+                found += int(decision.suspects[:many].sum())
+                blamed += int(decision.suspects[many:].sum())
+                for rescue in RESCUES:
+                    if rescue != self.defense.config.rescue:
+                        answers[rescue] = self._with(rescue)(images, draws[rescue]).labels
+            for name, labelled in answers.items():
+                right[name] += int((labelled == true).sum())
+        seen, clean = min(JUDGED, len(batches)) * size, flagged * (size - many)
+        rates = {name: hits / seen for name, hits in right.items()}
+        judged = _judged(self.rate(pool, batches, size, count), rates["judged"], rates["undefended"], min(seen, count))
+        blames = self.defense.detector.blame is not None
+        return ShareRate(
+            **judged.as_dict(),
+            share=share,
+            recall=found / (flagged * many) if blames and flagged else None,
+            false_blame=blamed / clean if blames and clean else None,
+            by_rescue={rescue: rates[rescue] for rescue in RESCUES} if blames else {},
         )
+
+    def blamed(self, pool: Pool, count: int, size: int) -> BlamedBatch | None:
+        """The first flagged batch with few attacked images in it, to be shown."""
+        from twoprong.report.suspects import shown  # only who makes pictures pays for the import
+
+        batches = [(share, self.mixtures(count, size, share)[0]) for share in _shares(size) if SHOWN <= share < 1]
+        for share, batch in batches:
+            images, many = pool.images[batch.to(pool.images.device)], round(share * size)
+            found = shown(self.defense, images[:many], images[many:], self._draw("blamed", pool))
+            if found is not None:
+                return found
+        return None
+
+    def _with(self, rescue: Rescue) -> Defense:
+        config = self.defense.config.model_copy(update={"rescue": rescue})
+        return Defense(**vars(replace(self.defense.parts, config=config)))
+
+    def _draw(self, name: str, pool: Pool) -> torch.Generator:
+        return generator(self.seed, "study", name, device=pool.images.device)
 
     @torch.no_grad()
     def skewed(self, pool: Pool, labels: Tensor, size: int) -> list[SkewedRate]:
@@ -187,6 +232,22 @@ class Study:
                 entry = self.judged(pool, chosen.labels, self.partitions(len(chosen), size), size, len(chosen))
                 found.append(ShiftedRate(kind=kind, strength=strength, **entry.as_dict()))
         return found
+
+
+def _shares(size: int) -> list[float]:
+    """The shares of a batch that can be attacked; in a small batch some are the same."""
+    return sorted({max(1, round(share * size)) / size for share in SHARES})
+
+
+def _judged(rate: Rate, defended: float, undefended: float, distinct: int) -> JudgedRate:
+    """The rate with accuracies. Batches repeat images: the intervals are for as many as there are."""
+    return JudgedRate(
+        **rate.as_dict(),
+        defended=defended,
+        defended_interval=wilson(round(defended * distinct), distinct),
+        undefended=undefended,
+        undefended_interval=wilson(round(undefended * distinct), distinct),
+    )
 
 
 def _finite(statistics: Sequence[float]) -> list[float]:

@@ -182,7 +182,7 @@ def main(given: argparse.Namespace) -> None:
     defense, data = tp.load(given.bundle), load_data("cifar10", given.root)
     part = data.test if given.test else split(data.train, defense.config.splits, defense.config.seed).calibration
     few, rest = part[: given.images], part[given.images : given.images + OTHERS]
-    draw = generator(0, "rescue study")
+    draw, options = generator(0, "rescue study"), f"--images {given.images} --steps {given.steps}" + " --test" * given.test
     mine, others = (Kind(defense, some.images, some.labels, draw) for some in (few, rest))
     found: dict[str, Any] = {
         "attacked images": len(few),
@@ -190,7 +190,7 @@ def main(given: argparse.Namespace) -> None:
         "images are": "test images" if given.test else "held-out training images",
         "steps": given.steps,
         "rows": [],
-        "made": made(f"python tools/rescue.py {given.bundle} CIFAR_ROOT {given.out}"),
+        "made": made(f"python tools/rescue.py {given.bundle} CIFAR_ROOT {given.out} {options}"),
     }
     for budget in BUDGETS:
         crafted = craft(defense, few, budget / 255, given.steps, Path(f"{given.out}-work"))

@@ -56,9 +56,9 @@ def blamed_batch(images: Tensor, attacked: Tensor, suspects: Tensor) -> BlamedBa
     )
 
 
-def figure(batch: BlamedBatch | None) -> dict[str, str] | None:
-    """The picture for a template, and the same in words."""
-    return None if batch is None else {"svg": Markup(drawn(batch)), "told": told(batch)}
+def figure(batch: BlamedBatch | None) -> Markup | None:
+    """The picture for a template."""
+    return None if batch is None else Markup(drawn(batch))
 
 
 def drawn(batch: BlamedBatch) -> str:

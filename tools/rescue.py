@@ -6,7 +6,8 @@ calibration part, of which the networks have learned nothing) are attacked one b
 witness in the loss (`attacks/unblamed.py`), Algorithm 3 in batches. An attacker sends all of his images attacked, or only
 the best hidden ones, whichever leaves less of his right. OUT.json and OUT.md are written; attacked images stay in OUT-work.
 
-    --test    on test images instead    --images N    attacked (200)    --steps N    of an attack (30)
+    --test    on test images instead    --images N       attacked (200)
+    --steps N    of an attack (30)      --budgets N ...    of 255 (8 2 1)
 """
 
 import argparse
@@ -31,7 +32,6 @@ from twoprong.errors import TwoprongError
 from twoprong.seeds import generator
 from twoprong.storage import load_tensors, save_tensors
 
-BUDGETS = (8, 2, 1)  # of 255
 SHARES = (0.1, 0.2, 0.3, 0.5, 1.0)
 SIZE, BATCHES = 100, 10  # of a batch, and how many at each share
 OTHERS = 500  # clean images
@@ -182,7 +182,8 @@ def main(given: argparse.Namespace) -> None:
     defense, data = tp.load(given.bundle), load_data("cifar10", given.root)
     part = data.test if given.test else split(data.train, defense.config.splits, defense.config.seed).calibration
     few, rest = part[: given.images], part[given.images : given.images + OTHERS]
-    draw, options = generator(0, "rescue study"), f"--images {given.images} --steps {given.steps}" + " --test" * given.test
+    draw, budgets = generator(0, "rescue study"), " ".join(map(str, given.budgets))
+    options = f"--images {given.images} --steps {given.steps} --budgets {budgets}" + " --test" * given.test
     mine, others = (Kind(defense, some.images, some.labels, draw) for some in (few, rest))
     found: dict[str, Any] = {
         "attacked images": len(few),
@@ -192,7 +193,7 @@ def main(given: argparse.Namespace) -> None:
         "rows": [],
         "made": made(f"python tools/rescue.py {given.bundle} CIFAR_ROOT {given.out} {options}"),
     }
-    for budget in BUDGETS:
+    for budget in given.budgets:
         crafted = craft(defense, few, budget / 255, given.steps, Path(f"{given.out}-work"))
         attacks = {
             name: [(Kind(defense, images, few.labels, draw), cost) for images, cost in versions]
@@ -210,6 +211,7 @@ if __name__ == "__main__":
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[8, 2, 1], help="of 255")
     try:
         main(parser.parse_args())
     except TwoprongError as error:

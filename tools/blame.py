@@ -41,13 +41,18 @@ SHOWN = 10  # attacked images in the batch of 100 that is drawn
 
 
 class Kind:
-    """Images of one kind before the defence: what the test sees, and whether each is right on each route."""
+    """Images of one kind before the defence: what the test sees, and whether each is right on each route.
+
+    The networks run where the defence is; what they find is kept in the CPU's memory.
+    """
 
     @torch.no_grad()
     def __init__(self, defense: tp.Defense, images: Tensor, labels: Tensor, draw: torch.Generator) -> None:
-        self.seen = sample(defense.extractor, images, 100)
-        self.scores = defense.detector.scores(self.seen)
-        self.defense, self.labels, self.draw = defense, labels, draw
+        self.device = defense.detector.reference_pixels.device
+        seen = sample(defense.extractor, images.to(self.device), 100)
+        self.scores = defense.detector.scores(seen).cpu()
+        self.seen = Sample(*(part.cpu() for part in seen))
+        self.defense, self.labels, self.draw = defense, labels.cpu(), draw
 
     @cached_property
     def bare(self) -> Tensor:
@@ -63,7 +68,8 @@ class Kind:
 
     @torch.no_grad()
     def _logits(self, route: Route, draws: int) -> Tensor:
-        return torch.cat([route.logits(part, draws, self.draw) for part in self.seen.pixels.split(25)], 1)
+        parts = self.seen.pixels.to(self.device).split(25)
+        return torch.cat([route.logits(part, draws, self.draw) for part in parts], 1).cpu()
 
 
 def by_rescue(

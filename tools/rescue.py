@@ -68,9 +68,8 @@ class Once(tp.Defense):
 
 def craft(defense: tp.Defense, data: Labelled, eps: float, steps: int, work: Path) -> Found:
     """Every attack's images, each made once."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    defense, data = copy.deepcopy(defense).to(device), data.to(device)
-    target = Once(**vars(defense.parts))
+    device = defense.detector.reference_pixels.device
+    target, data = Once(**vars(defense.parts)), data.to(device)
     found: Found = {}
     for kind, weights in {"pgd": (None,), **HIDING, "loud": (LOUD,), "algorithm 3": (None,)}.items():
         found[kind] = []
@@ -182,9 +181,11 @@ def main(given: argparse.Namespace) -> None:
     defense, data = tp.load(given.bundle), load_data("cifar10", given.root)
     part = data.test if given.test else split(data.train, defense.config.splits, defense.config.seed).calibration
     few, rest = part[: given.images], part[given.images : given.images + OTHERS]
-    draw, budgets = generator(0, "rescue study"), " ".join(map(str, given.budgets))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    near = copy.deepcopy(defense).to(device)  # for networks; batches are judged on the CPU
+    draw, budgets = generator(0, "rescue study", device=device), " ".join(map(str, given.budgets))
     options = f"--images {given.images} --steps {given.steps} --budgets {budgets}" + " --test" * given.test
-    mine, others = (Kind(defense, some.images, some.labels, draw) for some in (few, rest))
+    mine, others = (Kind(near, some.images, some.labels, draw) for some in (few, rest))
     found: dict[str, Any] = {
         "attacked images": len(few),
         "clean images": len(rest),
@@ -194,9 +195,9 @@ def main(given: argparse.Namespace) -> None:
         "made": made(f"python tools/rescue.py {given.bundle} CIFAR_ROOT {given.out} {options}"),
     }
     for budget in given.budgets:
-        crafted = craft(defense, few, budget / 255, given.steps, Path(f"{given.out}-work"))
+        crafted = craft(near, few, budget / 255, given.steps, Path(f"{given.out}-work"))
         attacks = {
-            name: [(Kind(defense, images, few.labels, draw), cost) for images, cost in versions]
+            name: [(Kind(near, images, few.labels, draw), cost) for images, cost in versions]
             for name, versions in crafted.items()
         }
         found["rows"] += [{"eps": f"{budget}/255", **row} for row in study(defense, mine, attacks, others)]

@@ -8,6 +8,7 @@ import pytest
 from twoprong.cli import evaluate as command
 from twoprong.cli.arguments.evaluate import EvaluateArguments
 from twoprong.cli.arguments.shared import Device
+from twoprong.errors import InputError
 
 
 @pytest.fixture
@@ -47,3 +48,17 @@ def test_a_packaged_bundle_may_be_compared_with(asked):
     assert (
         asked("cifar10-small", against=Path("cifar10-small"))["against"].config == asked("cifar10-small")["defense"].config
     )
+
+
+@pytest.mark.parametrize("part", ["0/2", "3/2", "1", "1/0", "a/b", "-1/2"])
+def test_a_part_that_does_not_exist_is_refused(asked, part):
+    with pytest.raises(InputError, match=f"--part {part}: expected K/N"):
+        asked("cifar10-small", part=part)
+
+
+def test_a_part_is_handed_on_and_nothing_else_is_run(asked, monkeypatch):
+    heard = []
+    monkeypatch.setattr(command, "evaluate_part", lambda *given, options: heard.append(given[3:]) or 1)
+    assert asked("cifar10-small", part="2/5") == {}
+    ((_, _, part),) = heard
+    assert part == (2, 5)

@@ -82,3 +82,14 @@ def test_a_piece_of_an_older_version_is_of_unknown_origin(tmp_path):
     save_tensors(tmp_path / "a.safetensors", {}, {"value": 1})
     assert store.read("a")[1] == {"value": 1}
     assert [one.commit for one in store.origins] == [None]
+
+
+def test_of_two_who_make_a_piece_at_once_the_first_counts(tmp_path):
+    mine, other = (Pieces(tmp_path / "work", "key", resume=True) for _ in range(2))
+
+    def slow():
+        other.piece("shared", lambda: ({"x": torch.zeros(1)}, {}))
+        return {"x": torch.ones(1)}, {}
+
+    assert mine.piece("shared", slow)[0]["x"].item() == 0
+    assert other.read("shared")[0]["x"].item() == 0

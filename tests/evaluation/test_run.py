@@ -26,6 +26,7 @@ from twoprong.cli.evaluate import _show as show
 from twoprong.errors import InputError
 from twoprong.evaluation import pieces as pieces_module
 from twoprong.evaluation.protocols import Item
+from twoprong.evaluation.run import evaluate_part
 from twoprong.models.features import Features
 from twoprong.recipe import paper_defense
 from twoprong.results import EvaluationResults, read_results
@@ -34,6 +35,7 @@ from twoprong.storage import fingerprint
 
 EPS = 0.2
 SIZES = ["--images", "20", "--batch-size", "10"]
+SETTINGS = {"batch_size": 10, "count": 20, "seed": 3}
 ITEMS = [
     Item("noise", "noise", Noise(eps=EPS), "bare"),
     Item("pgd", "bare", PGD(eps=EPS, steps=5), "bare", curve="pgd", keep=True),
@@ -95,8 +97,11 @@ def numbers(results):
 
 
 @pytest.fixture(scope="module")
-def killed(place):
-    """`quick` on the command line, killed twice, then resumed to the end: its results, and what was there at each kill."""
+def killed(place, own, digits):
+    """`quick` on the command line, killed twice, its second half done by another, then resumed to the end.
+
+    Its results, and what was there at each kill.
+    """
     given = ["--data", "digits", "--classifier", "mine:make", "--seed", "3", "--out", "out"]
     arguments = ["evaluate", "bundle", *given, *SIZES, "--resume", "--json"]
     snapshots = []
@@ -109,6 +114,10 @@ def killed(place):
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         snapshots.append({path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")})
+    defense = tp.load(place / "bundle", classifier=own)
+    assert evaluate_part(defense, digits.test, None, "quick", place / "out", (2, 2), **SETTINGS, train=digits.train) == 1
+    there = {(path.parent.name, path.stem) for path in (work / "attacks").rglob("*.safetensors")}
+    assert {name for name, number in there if number == "00001"} > {name for name, number in there if number == "00000"}
     process = command(*arguments, cwd=place)
     output, errors = process.communicate(timeout=600)
     assert process.returncode == 0, errors
@@ -128,7 +137,7 @@ def test_python_gives_the_same_numbers_as_the_killed_command(killed, place, own,
     """The command imports the classifier, Python hands it over."""
     folder, results, _ = killed
     loaded = tp.load(place / "bundle", classifier=own)
-    settings = {"train": digits.train, "batch_size": 10, "count": 20, "seed": 3}
+    settings = {"train": digits.train, **SETTINGS}
     again = tp.evaluate(loaded, digits.test, **settings)  # without a folder to keep things in
     assert numbers(again.results) == numbers(results)
     assert again.worst_case == results["worst_case"]["defense"]["per_batch"]

@@ -1,5 +1,6 @@
 """`twoprong evaluate`."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
 from twoprong.evaluation.options import EvaluateOptions
 from twoprong.evaluation.protocols import PROTOCOLS
-from twoprong.evaluation.run import check_folder
+from twoprong.evaluation.run import check_folder, evaluate_part
 from twoprong.evaluation.run import evaluate as run_evaluation
 from twoprong.models.precision import Precision as ComputePrecision
 from twoprong.presets import PRESETS
@@ -42,6 +43,7 @@ def evaluate(given: EvaluateArguments) -> None:
     ):
         if file is not None and name is None:
             raise InputError(f"{option} {file}: expected {partner} beside it, got none")
+    part = None if given.part is None else _part(given.part)
     check_folder(given.directory, given.resume)
     budget = None if given.eps is None else number("--eps", given.eps)
     where = choose(given.device)
@@ -74,6 +76,11 @@ def evaluate(given: EvaluateArguments) -> None:
             source=source.name,
             command=shlex.join(["twoprong", *sys.argv[1:]]),
         )
+        if part is not None:
+            count = evaluate_part(defense, source.test, None, given.protocol, given.directory, part, options=options)
+            batches = plural(count, "batch is", "batches are")
+            err.print(f"{batches} attacked; when all parts are done, repeat it with --resume and without --part")
+            return
         evaluation = run_evaluation(defense, source.test, protocol=given.protocol, out=given.directory, options=options)
     if given.as_json:
         print_json(evaluation.results.as_dict())
@@ -84,6 +91,14 @@ def evaluate(given: EvaluateArguments) -> None:
         err.print(f"[bold red]UNRELIABLE[/bold red]: failed sanity checks: {', '.join(failed)}", highlight=False)
         if given.strict:
             raise typer.Exit(1)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """K/N as two numbers."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise InputError(f"--part {text}: expected K/N with K from 1 to N, such as 2/5")
+    return int(found[1]), int(found[2])
 
 
 def _needs(bundle: Path) -> bool:

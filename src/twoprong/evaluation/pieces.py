@@ -62,7 +62,7 @@ class Pieces:
             tensors, numbers = make()
             if self.folder is None:  # as a reader of the file would get it
                 self.memory[name] = {key: value.cpu() for key, value in tensors.items()}, json.loads(json.dumps(numbers))
-            else:
+            elif not self.has(name):  # another process on the same folder may have been faster: then its piece is taken
                 file = self._file(self.folder, name)
                 file.parent.mkdir(parents=True, exist_ok=True)
                 save_tensors(file, tensors, {**numbers, MADE_BY: self.now.as_dict()})

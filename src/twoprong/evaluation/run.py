@@ -2,7 +2,8 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -75,9 +76,53 @@ def evaluate(
     (`batch_size=50, resume=True`) or all together as `options`; keywords win.
     """
     options = replace(options or EvaluateOptions(), **keywords)
+    folder = None if out is None else Path(out)
+    with _session(defense, images, labels, protocol, folder, options) as session:
+        results = _results(session, options.command, options.source)
+    if folder is not None:
+        _write(results, folder)
+    return Evaluation(results)
+
+
+def evaluate_part(
+    defense: Defense,
+    images: Images,
+    labels: Labels | None = None,
+    protocol: str | Sequence[Item] = "quick",
+    out: str | PathLike[str] = "evaluation",
+    part: tuple[int, int] = (1, 1),
+    *,
+    options: EvaluateOptions | None = None,
+    **keywords: Any,
+) -> int:
+    """Only the attacks, and only on part k of n of the batches; returns how many these are. (k, n) is `part`, k from 1 on.
+
+    For several processes on one GPU, or several machines that share `out`. When all are done, `evaluate` with the same
+    arguments and `resume=True` finds the attacks and does the rest; the numbers are the same as of one run.
+    """
+    number, parts = part
+    if not 1 <= number <= parts:
+        raise InputError(f"part: expected k/n with k from 1 to n, got {number}/{parts}")
+    options = replace(options or EvaluateOptions(), **keywords)
+    check_folder(Path(out), options.resume)
+    together = replace(options, resume=True)  # the others write into the same folder
+    with _session(defense, images, labels, protocol, Path(out), together) as session:
+        done = session.some(number, parts)
+        session.clock.finish()
+    return done
+
+
+@contextmanager
+def _session(
+    defense: Defense,
+    images: Images,
+    labels: Labels | None,
+    protocol: str | Sequence[Item],
+    folder: Path | None,
+    options: EvaluateOptions,
+) -> Iterator[Session]:
     data = as_labelled(images, labels, shape=tuple(defense.reference_images().shape[1:]))
     plan = _plan(defense, data, protocol, options)
-    folder = None if out is None else Path(out)
     if folder is not None:
         check_folder(folder, options.resume)
     store = Pieces(None if folder is None else folder / "work", plan.key, options.resume)
@@ -87,10 +132,7 @@ def evaluate(
         evaluating(defense),
         evaluating(options.against),
     ):
-        results = _results(Session(plan, store, listen), options.command, options.source)
-    if folder is not None:
-        _write(results, folder)
-    return Evaluation(results)
+        yield Session(plan, store, listen)
 
 
 def _plan(defense: Defense, data: Labelled, protocol: str | Sequence[Item], options: EvaluateOptions) -> Plan:

@@ -1,7 +1,7 @@
 """A plan being carried out: the pieces an evaluation is made of, each computed once."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -152,8 +152,13 @@ class Session:
 
         Batch after batch, not attack after attack: after the first one the clock knows what each attack takes.
         """
+        done = self.attacked(range(len(self.batches)))
+        return [(item, self._entry(item, done[item.name], untouched)) for item in self.items if item.name in done]
+
+    def attacked(self, numbers: Iterable[int]) -> dict[str, list[AttackedBatch]]:
+        """These batches under every attack that can run, by its name."""
         done: dict[str, list[AttackedBatch]] = {item.name: [] for item in self.items}
-        for number in range(len(self.batches)):
+        for number in numbers:
             for item in (item for item in self.items if item.name in done):
                 try:
                     done[item.name].append(self._attacked(item, number))
@@ -163,7 +168,16 @@ class Session:
                     self.not_run.append(NotRun(name=item.name, why=f"no gradient: {str(error).splitlines()[0]}"))
                     self.clock.expect(Work(item.name, item.kind, 0.0))
                     del done[item.name]
-        return [(item, self._entry(item, done[item.name], untouched)) for item in self.items if item.name in done]
+        return done
+
+    def some(self, part: int, parts: int) -> int:
+        """Attack every `parts`-th batch only, from the one numbered `part` (from 1) on; how many these are."""
+        numbers = range(part - 1, len(self.batches), parts)
+        self.clock.waiting.clear()
+        for item in self.items:
+            self.clock.expect(Work(item.name, item.kind, len(numbers) * item.cost()))
+        self.attacked(numbers)
+        return len(numbers)
 
     def _entry(self, item: Item, batches: list[AttackedBatch], untouched: Sequence[dict[str, BatchScore]]) -> AttackEntry:
         """One attack over all batches."""

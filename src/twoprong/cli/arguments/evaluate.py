@@ -46,6 +46,14 @@ class EvaluateArguments:
         "evaluation"
     )
     resume: Resume = False
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="K/N",
+            help="Only the attacks on part K of N of the batches, into --out. Run all parts at once, on one GPU or several "
+            "machines; then the same command with --resume instead.",
+        ),
+    ] = None
     images: Annotated[
         int | None, typer.Option(min=1, help="How many test images to attack.", show_default="200 for quick, else 1000")
     ] = None

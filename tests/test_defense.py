@@ -263,6 +263,13 @@ def test_copies_in_a_clean_batch_count_once_and_get_one_answer(defense, digits):
     assert sum(flags) <= 2
 
 
+def test_a_broken_image_among_copies_is_named_by_its_own_number(defense, digits):
+    images = digits.test.images[[0, 0, 0, 1]].clone()
+    images[3, 0, 0, 0] = torch.nan
+    with pytest.raises(InputError, match="NaN first in image 3 of 4"):
+        defense(images)
+
+
 def test_copies_of_one_image_are_too_few_to_test(older, digits):
     crowd = digits.test.images[:1].expand(100, -1, -1, -1)
     with pytest.raises(InputError, match="batch of 1 image: expected 2 or more"):

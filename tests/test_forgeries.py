@@ -143,7 +143,7 @@ def test_what_a_bundle_asks_for_is_bounded_by_what_it_brings(bomb, original, bat
 
 def test_large_images_are_not_sent_through_the_networks(original, tmp_path):
     forged = original.copied()
-    widened("reference_pixels", 2, 1, 2000, 2000)(forged)
+    widened("reference_pixels", 3, 1, 2000, 2000)(forged)  # two images in eight bits, and a row of their powers of two
     widened("reference_features", 2, 4000)(forged)
     forged.change(DETECTOR, lambda found: found["reference_pixels"][1, 0, 0, 0].fill_(1))  # two scores
     before = forget_peak()

@@ -64,8 +64,8 @@ def check_target(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Raise BundleError where a bundle may not be written: something is there, and it is not a bundle to overwrite."""
     target = Path(path)
     if target.exists() and not (overwrite and (target / MANIFEST).is_file()):
-        wish = "it is not a bundle; choose another place" if overwrite else "choose another place, or --overwrite"
-        raise BundleError(f"{path}: exists already; {wish}")
+        wish = ", or --overwrite (overwrite=True)" * (not overwrite)
+        raise BundleError(f"{path}: exists already{', and is no bundle' * overwrite}; choose another place{wish}")
 
 
 def read_manifest(path: str | os.PathLike[str]) -> dict[str, Any]:

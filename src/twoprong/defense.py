@@ -95,6 +95,7 @@ class Defense(WhiteBox):
         repeated = copies(batch)
         if repeated is not None:
             first, back = repeated
+            check_extent(batch, *extent(batch).tolist())  # here an image still has the number that the caller knows
             once = self.forward(batch[first], generator, scored)
             return once.rows(back)
         tested = len(batch) >= self.detector.batch_sizes[0]

@@ -16,6 +16,7 @@ from torch import nn
 import twoprong as tp
 from twoprong.__main__ import main
 from twoprong.manifest import FORMAT
+from twoprong.measure import over_batches
 from twoprong.seeds import generator
 
 FAST = """
@@ -256,6 +257,8 @@ def test_attack_writes_images_outcomes_and_pictures(fitted, digits):
     assert np.array_equal(stored["labels"], digits.test.labels[:50].numpy())
     assert stored["correct"].shape == (10, 50)
     assert summary["accuracy"] == pytest.approx(stored["correct"].mean())
+    hits = [part.sum() for part in np.split(stored["correct"].mean(0), [20, 40])]
+    assert summary["accuracy_interval_batches"] == pytest.approx(over_batches(hits, [20, 20, 10]))
     assert stored["batch"].tolist() == [0] * 20 + [1] * 20 + [2] * 10
     assert sorted(file.name for file in (folder / "strips").iterdir()) == ["0000.png", "0001.png", "0002.png"]
     assert Image.open(folder / "strips" / "0000.png").size == (10 * 64, 3 * 64)
@@ -266,6 +269,7 @@ def test_attack_writes_images_outcomes_and_pictures(fitted, digits):
     )
     assert bare["accuracy"] == pytest.approx(result.accuracy)
     assert bare["batches_flagged"] == 0
+    assert bare["accuracy_interval_batches"] is None  # of one batch
 
 
 def test_attack_on_some_slots_reports_what_became_of_them(fitted):

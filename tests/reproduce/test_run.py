@@ -280,6 +280,7 @@ def test_a_given_surrogate_is_the_one_that_attacks_are_made_on(tmp_path, digits)
     with initialised(0, "theirs"):
         theirs = build("cnn", 10, 1).eval().requires_grad_(False)
     given = {"trained": lambda name: protected, "only": ["linf 8/255"], "columns": ["rn-18"], "images": 10}
+    given["work"] = tmp_path / "work"
     results = measured(
         "transfer", "smoke", digits, tmp_path / "theirs", ReproduceOptions(surrogates={"cnn": theirs}, **given)
     )
@@ -298,8 +299,9 @@ def test_a_defence_that_was_fitted_for_its_seconds_serves_the_others(tmp_path, d
     assert list((tmp_path / "work" / "bundles").iterdir()) == [fitted]
 
 
-def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits):
-    results = measured("table1-linf", "smoke", digits, tmp_path, ReproduceOptions(only=["wrn-70"], images=10))
+def test_only_the_rows_asked_for_are_run_and_the_others_quoted(runs, tmp_path, digits):
+    chosen = {"only": ["wrn-70"], "images": 10, "work": runs[0] / "work"}
+    results = measured("table1-linf", "smoke", digits, tmp_path, ReproduceOptions(**chosen))
     assert [row["name"] for row in results["rows"]] == ["DAD, WRN-70-16"]
     left, *_ = results["quoted"]
     assert left == {"name": "DAD, WRN-28-10", "paper": [94.16, 67.53], "spread": [0.08, 1.07]}
@@ -309,9 +311,9 @@ def test_only_the_rows_asked_for_are_run_and_the_others_quoted(tmp_path, digits)
         reproduce("table1-linf", "smoke", digits, tmp_path / "other", ReproduceOptions(only=["wrn-70", "wrn-34"]))
 
 
-def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(tmp_path, digits):
-    chosen = {"only": ["denoiser only"], "columns": ["l2", "CLEAN"]}
-    results = measured("two-pronged", "smoke", digits, tmp_path, ReproduceOptions(images=10, **chosen))
+def test_only_the_columns_asked_for_are_run_and_keep_their_own_numbers(runs, tmp_path, digits):
+    chosen = {"only": ["denoiser only"], "columns": ["l2", "CLEAN"], "images": 10, "work": runs[0] / "work"}
+    results = measured("two-pronged", "smoke", digits, tmp_path, ReproduceOptions(**chosen))
     assert results["columns"] == ["Clean", "PGD+EOT l2"]
     assert [(cell["paper"], cell["spread"]) for cell in cells_of(results)] == [(85.07, 0.16), (85.01, 0.50)]
     assert results["quoted"] == [{"name": "denoiser + MMD-OPT", "paper": [94.16, 84.37], "spread": [0.08, 0.81]}]

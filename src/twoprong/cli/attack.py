@@ -26,7 +26,7 @@ from twoprong.data.tensors import ImageData
 from twoprong.defense import Defense
 from twoprong.errors import InputError
 from twoprong.evaluation.attack import Attacked, attack_batches
-from twoprong.measure import wilson
+from twoprong.measure import over_batches, wilson
 from twoprong.storage import write_atomic
 
 
@@ -76,8 +76,8 @@ def attack(given: AttackArguments) -> None:
 
 def _shown(key: str, value: Any) -> str:
     """A number of the summary as a reader wants it."""
-    if key == "accuracy_interval":
-        return f"{value[0]:.1%} to {value[1]:.1%}"
+    if key.startswith("accuracy_interval"):
+        return "unknown: fewer than 3 batches" if value is None else f"{value[0]:.1%} to {value[1]:.1%}"
     if key.startswith("accuracy"):
         return f"{value:.1%}"
     if isinstance(value, dict):
@@ -171,8 +171,8 @@ def _summarise(name: str, chosen: Attack, batches: list[Attacked], originals: Te
             "accuracy_on_slots": per_image[slots].mean().item(),
             "accuracy_on_others": per_image[~slots].mean().item(),
         }
-    correct = per_image.sum().item()
-    low, high = wilson(round(correct), count)
+    hits, sizes = [batch.correct.double().mean(0).sum().item() for batch in batches], [len(one.labels) for one in batches]
+    correct = sum(hits)
     return {
         "attack": name,
         "eps": chosen.eps,
@@ -180,7 +180,8 @@ def _summarise(name: str, chosen: Attack, batches: list[Attacked], originals: Te
         "images": count,
         "batches": len(batches),
         "accuracy": correct / count,
-        "accuracy_interval": [low, high],
+        "accuracy_interval": wilson(round(correct), count),
+        "accuracy_interval_batches": over_batches(hits, sizes),  # the images of a batch share its route
         "accuracy_worst_draw": sum(batch.worst_draw * len(batch.labels) for batch in batches) / count,
         "images_changed": int(changed.sum()),
         **partial,

@@ -49,10 +49,10 @@ def fit_blame(test: Test, clean: Sample, examples: Examples, config: DetectorCon
     pool = Sample(*(torch.cat(both) for both in zip(clean, examples.attacked, strict=True)))
     near = torch.cat([test.gram(test.reference, clean).mean(0), bad])
     blame = Blame(filters, weights, torch.zeros((), dtype=torch.double))
-    scores = blame.score(pool.pixels, near)
+    scores, k = blame.score(pool.pixels, near), test.gram(pool, pool)
 
     def look(index: Tensor) -> tuple[Batch, float]:
-        batch = Batch(scores[index], near[index], test.gram(pool.rows(index), pool.rows(index)), test.within)
+        batch = Batch(scores[index], near[index], k[index][:, index], test.within)
         return batch, (test.within + off_diagonal_mean(batch.k) - 2 * batch.near.mean()).item()
 
     found = [list(_flagged(test, len(clean), len(pool), share, look, generator)) for share in SHARES]

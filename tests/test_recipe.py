@@ -131,6 +131,20 @@ def test_a_classifier_that_does_not_fit_is_refused_before_the_work(digits, model
         tp.fit(model, digits.train)
 
 
+def test_a_threshold_that_is_never_reached_is_refused_before_the_denoiser_learns(classifier, few, tiny_config):
+    heard = []
+    detector = tiny_config.detector.model_copy(update={"threshold": 5.0})
+    with pytest.raises(InputError, match="a threshold of 5 is never reached"):
+        tp.fit(
+            classifier,
+            few,
+            config=tiny_config.model_copy(update={"detector": detector}),
+            progress=lambda stage, *_: heard.append(stage),
+        )
+    assert "craft for the kernel" in heard
+    assert not [stage for stage in heard if "denoiser" in stage]
+
+
 def test_bad_images_and_labels_are_refused(classifier, digits):
     images, labels = digits.train.images, digits.train.labels
     with pytest.raises(InputError, match="divide by 255"):

@@ -116,20 +116,19 @@ def fit(
             start = DeepKernel.from_median(clean_sample, config.kernel.beta0, None, config.kernel.pixel_bandwidth)
             guide = start.to(attacked.device).requires_grad_(False)
 
+        reference = parts.kernel if config.detector.reference == "kernel" else parts.reference
+        seen_by_test = sample(extract, reference.images)
+        detector = Detector(kernel, seen_by_test, config.detector.permutations, config.detector.statistic)
+        examples = Examples(clean_sample, sample(extract, weaker(parts.kernel.images, attacked)))
+        unlearned = sample(extract, parts.calibration.images)
+        detector.calibrate(unlearned, config.detector, config.seed, listen, examples)  # before the long part: it may refuse
+
         if config.mode == "hardened":
             passing, flagged, chosen = _hardened(classifier, robust, parts, config, folder, resume, listen, precision)
         else:
             passing, flagged, chosen = _paper(
                 classifier, quick, extract, guide, parts, config, folder, resume, listen, precision
             )
-
-        reference = parts.kernel if config.detector.reference == "kernel" else parts.reference
-        seen_by_test = sample(extract, reference.images)
-        detector = Detector(kernel, seen_by_test, config.detector.permutations, config.detector.statistic)
-        examples = Examples(clean_sample, sample(extract, weaker(parts.kernel.images, attacked)))
-        unlearned = sample(extract, parts.calibration.images)
-        detector.calibrate(unlearned, config.detector, config.seed, listen, examples)
-
         about: dict[str, Any] = {
             "fitted": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "precision": precision,

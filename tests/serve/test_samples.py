@@ -6,15 +6,15 @@ import pytest
 from PIL import Image
 
 from twoprong.errors import ConfigError
-from twoprong.serve.samples import COUNT, KINDS, samples
+from twoprong.serve.samples import ATTACKS, COUNT, samples
 
 
 def pixels(text):
     return np.array(Image.open(io.BytesIO(base64.b64decode(text)))).astype(int)
 
 
-def test_samples_are_attacked_within_the_ball_and_fool_the_bare_classifier(defense, digits):
-    found = samples(defense, "mine")
+def test_samples_are_attacked_within_the_ball_and_fool_the_bare_classifier(defense, bundle, digits):
+    found = samples(defense, bundle)
     assert len(found) == COUNT
     assert [one["class"] for one in found] == [digits.classes[label] for label in digits.test.labels[:COUNT]]
     for one in found:
@@ -23,7 +23,7 @@ def test_samples_are_attacked_within_the_ball_and_fool_the_bare_classifier(defen
     assert sum(one["bare"] != one["class"] for one in found) >= COUNT // 2
 
 
-def test_a_bundle_without_images_in_the_package_has_no_demo(defense, monkeypatch):
-    monkeypatch.delitem(KINDS, "digits")
-    with pytest.raises(ConfigError, match="--demo: expected cifar10-small or a bundle of the digits"):
-        samples(defense, "mine")
+def test_a_bundle_without_images_in_the_package_has_no_demo(defense, bundle, monkeypatch):
+    monkeypatch.delitem(ATTACKS, "digits")
+    with pytest.raises(ConfigError, match="--demo: expected a bundle of the package or of the digits"):
+        samples(defense, bundle)

@@ -37,7 +37,7 @@ def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
         if settings["demo"]:
             from twoprong.serve.samples import samples
 
-            shown = samples(defense, path.name)
+            shown = samples(defense, path)
     except (TwoprongError, OSError) as error:
         say({"error": str(error)})
         return

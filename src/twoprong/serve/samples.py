@@ -1,6 +1,7 @@
 """For `--demo`: images to try the service with, and what PGD on the bare classifier makes of them. In the worker process."""
 
 import base64
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,27 +11,27 @@ from twoprong.data import load_data
 from twoprong.defense import Defense
 from twoprong.errors import ConfigError
 from twoprong.serve.review import png
+from twoprong.shipped import source_of
 
 COUNT = 8
-KINDS = {"cifar10-small": ((3, 32, 32), PGD(eps=8 / 255, step=2 / 255)), "digits": ((1, 8, 8), PGD(eps=0.3, step=0.05))}
+ATTACKS = {"cifar10-small": PGD(eps=8 / 255, step=2 / 255), "digits": PGD(eps=0.3, step=0.05)}
 
 
-def samples(defense: Defense, name: str) -> list[dict[str, Any]]:
+def samples(defense: Defense, bundle: Path) -> list[dict[str, Any]]:
     """Each: its `class`, an `image` and the same `attacked` (PNG in base64), what the `bare` classifier says of the latter.
 
     Raises ConfigError for a bundle whose images are not in the package.
     """
-    shape = tuple(defense.reference_images().shape[1:])
-    source = next((kind for kind, (known, _) in KINDS.items() if known == shape), None)
-    if source is None or (source == "cifar10-small" and name != source):
+    reference = defense.reference_images()
+    source = source_of(bundle) or ("digits" if tuple(reference.shape[1:]) == (1, 8, 8) else None)
+    if source not in ATTACKS:
         raise ConfigError(
-            f"--demo: expected cifar10-small or a bundle of the digits, for their images come along; got {name}"
+            f"--demo: expected a bundle of the package or of the digits, whose images come along; got {bundle}"
         )
-    some, data = KINDS[source][1], load_data(source)
+    data = load_data(source)
     test = data.test[:COUNT]
-    device = defense.reference_images().device
-    images, labels = test.images.to(device), test.labels.to(device)
-    attacked = (some(defense.classifier, images, labels).images * 255).round() / 255
+    images, labels = test.images.to(reference.device), test.labels.to(reference.device)
+    attacked = (ATTACKS[source](defense.classifier, images, labels).images * 255).round() / 255
     with torch.no_grad():
         bare = defense.classifier(attacked).argmax(1).tolist()
     names = data.classes or tuple(map(str, range(1000)))

@@ -41,7 +41,7 @@ def run() -> str:
     torch.set_num_threads(1)
     try:
         before = _bare(images)
-        http, seconds, batch_seconds = _http(images)
+        http, seconds, batch_seconds, cost = _http(images)
         lit = _litserve(images)
         after = _bare(images)
     finally:
@@ -51,7 +51,8 @@ def run() -> str:
     return (
         f"serve: {http:.0f} images/s over HTTP ({CLIENTS} clients, {len(seconds)} requests), bare loop {bare:.0f} "
         f"(before {before:.0f}, after {after:.0f}): ratio {http / bare:.2f}; requests: p50 {cuts[49]:.2f} s, "
-        f"p99 {cuts[98]:.2f} s, deadline {DEADLINE:g} s + one batch {batch_seconds:.2f} s\n"
+        f"p99 {cuts[98]:.2f} s, deadline {DEADLINE:g} s + one batch {batch_seconds:.2f} s; "
+        f"{1000 * cost:.2f} ms of CPU per request outside the worker\n"
         f"serve: the classifier alone behind LitServe {lit:.0f} images/s: ratio {http / lit:.2f}\n"
         f"serve: a batch of {MEGABYTES} MB to a process and back over the pipe: {asyncio.run(_pipe()) * 1000:.1f} ms"
     )
@@ -66,8 +67,8 @@ def _bare(images: torch.Tensor) -> float:
     return 2 * len(images) / (time.perf_counter() - start)
 
 
-def _http(images: torch.Tensor) -> tuple[float, list[float], float]:
-    """Images per second, what each request took, and what a batch took on average."""
+def _http(images: torch.Tensor) -> tuple[float, list[float], float, float]:
+    """Images per second, what each request took, what a batch took on average, and the CPU time of HTTP per request."""
     requests = [_request("/v1/classify", "image/png", _png(image)) for image in images]
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "serve.toml"
@@ -76,11 +77,19 @@ def _http(images: torch.Tensor) -> tuple[float, list[float], float]:
         with _process(command, Path(folder) / "log") as process:
             assert process.stdout is not None
             where = json.loads(process.stdout.readline())["listening"]
+            before = _cpu(process.pid)
             rate, seconds = asyncio.run(_load(where["port"], requests))
+            cost = (_cpu(process.pid) - before) / (len(seconds) + BATCH)
             with urllib.request.urlopen(f"http://127.0.0.1:{where['admin_port']}/metrics") as response:
                 lines = (line.partition(" ") for line in response.read().decode().splitlines())
     values = {name: float(value) for name, _, value in lines if name.startswith("twoprong_batch_seconds_")}
-    return rate, seconds, values["twoprong_batch_seconds_sum"] / values["twoprong_batch_seconds_count"]
+    return rate, seconds, values["twoprong_batch_seconds_sum"] / values["twoprong_batch_seconds_count"], cost
+
+
+def _cpu(pid: int) -> float:
+    """Seconds of CPU that a process has used so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _litserve(images: torch.Tensor) -> float:

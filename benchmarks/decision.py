@@ -18,7 +18,7 @@ from twoprong.models.layout import channels_last
 from twoprong.models.zoo import build
 from twoprong.recipe import paper_defense, sample
 
-ATTACKED = (10, 50, 100)  # images of the flagged batch
+ATTACKED = (20, 50, 100)  # images of the flagged batch
 
 
 def run() -> str:
@@ -60,4 +60,4 @@ def _smooth(count: int, draw: torch.Generator) -> Tensor:
 
 
 def _grainy(images: Tensor, draw: torch.Generator) -> Tensor:
-    return (images + 0.1 * torch.randn(images.shape, generator=draw)).clamp(0, 1)
+    return (images + 0.5 * torch.randn(images.shape, generator=draw)).clamp(0, 1)

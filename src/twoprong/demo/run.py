@@ -23,7 +23,7 @@ from twoprong.storage import write_atomic
 
 SIZES = (100, 25)
 SHOWN = 10  # digits in the report
-MIXED = 20  # attacked digits in the batch whose suspects are shown
+MIXED = 50  # attacked digits in the batch whose suspects are shown
 ROUNDS = 25  # random partitions of the 400 test images into batches
 
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+import twoprong as tp
 from twoprong.config import SplitConfig
 from twoprong.data import Labelled, load_data, split
-from twoprong.errors import TwoprongError
+from twoprong.errors import InputError, TwoprongError
 from twoprong.models.precision import compiler_for
 from twoprong.robust.run import BEST, Mark, load_weights, read_marks, train
 from twoprong.robust.settings import RobustConfig
@@ -61,7 +62,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of R, e.g. beta=3")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--start", type=Path, help="weights that R begins with, instead of random ones")
+    parser.add_argument("--start", help="weights that R begins with, or a hardened bundle; default: random ones")
     parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--limit", type=int, help="learn from so many images only, for a trial")
     parser.add_argument("--benchmark", action="store_true", help="only measure the seconds of a step")
@@ -124,11 +125,21 @@ def made(
 ) -> tuple[Trainer, Exam]:
     precision = "bf16" if learn.images.is_cuda else "fp32"
     compiler = None if arguments.eager else compiler_for(precision, learn.images)
-    start = load_weights(arguments.start) if arguments.start and helper is not None else None
+    start = robust_of(arguments.start) if arguments.start and helper is not None else None
     trainer = Trainer(config, learn, 10, arguments.seed, helper, precision, compiler, start)
     attack = None if config.method == "natural" else config.attack
     exam = Exam(trainer.average.model, held_out, attack, trainer.size, precision, compiler)
     return trainer, exam
+
+
+def robust_of(given: str) -> nn.Module:
+    """The network in a file of weights, or the robust one of a bundle."""
+    if Path(given).is_file():
+        return load_weights(Path(given))
+    networks = tp.load(given).flagged.networks()
+    if "robust" not in networks:
+        raise InputError(f"--start {given}: expected weights or a hardened bundle, got one without a robust network")
+    return networks["robust"]
 
 
 def affordable(trainer: Trainer, config: RobustConfig, deadline: float) -> int:

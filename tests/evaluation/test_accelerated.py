@@ -82,8 +82,9 @@ def test_an_accelerated_defence_decides_alike_and_can_be_attacked(defense, digit
 def test_an_accelerated_defence_computes_whole_batches_however_many_are_suspects(defense, digits):
     config = defense.config.model_copy(update={"rescue": "suspects"})
     quick = Accelerated(Defense(**vars(replace(defense.parts, config=config))), None)
-    attacked = PGD(eps=0.2, steps=5)(defense.classifier, digits.test.images[:40], digits.test.labels[:40]).images
-    batch = torch.cat([attacked, digits.test.images[40:100]])
+    first, rest = digits.test[:40], digits.test.images[40:100]
+    attacked = PGD(eps=0.3, steps=10)(defense.classifier, first.images, first.labels, generator(0, "attack")).images
+    batch = torch.cat([attacked, rest])
     sizes: set[int] = set()
     hooks = [net.register_forward_pre_hook(lambda _, given: sizes.add(len(given[0]))) for net in quick.flagged.children()]
     found, seen = quick(batch, generator(0, "x")), quick.logits(batch, None, 2, generator(0, "x"))

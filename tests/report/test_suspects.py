@@ -44,7 +44,7 @@ def test_a_forged_picture_does_not_leave_its_attribute():
 
 def test_only_a_flagged_batch_of_a_defence_that_can_name_suspects_is_shown(defense, older, digits):
     images, draw = digits.test.images[:100], generator(0, "shown")
-    attacked = PGD(eps=0.2, step=0.03)(defense.classifier, images[:50], digits.test.labels[:50]).images
+    attacked = PGD(eps=0.3, step=0.04)(defense.classifier, images[:50], digits.test.labels[:50], draw).images
     found = shown(defense, attacked, images[50:], draw)
     assert found.attacked == [True] * 50 + [False] * 50
     assert found.suspects == defense(torch.cat([attacked, images[50:]])).suspects.tolist()

@@ -94,7 +94,7 @@ def test_the_bundle_it_leaves_serves(run, digits):
 def test_the_report_is_one_file_that_reaches_for_nothing(run):
     folder, _ = run
     page = (folder / "first" / "report.html").read_text()
-    assert page.count("<svg") == 3, "two histograms, and a batch with its suspects"
+    assert page.count("<svg") == 4, "two histograms, and two batches with their suspects"
     assert page.count("<img") == page.count("alt=") == 30 + 3 * SHOWN
     reaching = re.findall(r"""(?:src|href)=["'](?!data:|#)[^"']*|@import|url\((?!#|data:)[^)]*|<script|<link""", page)
     assert reaching == []

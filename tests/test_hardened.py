@@ -35,7 +35,7 @@ def place(tmp_path_factory):
     """Where the commands ran that fit a hardened defence to the digits and evaluate it, and what they printed."""
     folder = tmp_path_factory.mktemp("hardened")
     fit = ["fit", "--data", "digits", "--classifier", "cnn", "--mode", "hardened", "--balance", "0.5", "--out", "bundle"]
-    evaluate = ["evaluate", "bundle", "--data", "digits", "--protocol", "quick", "--images", "20", "--batch-size", "20"]
+    evaluate = ["evaluate", "bundle", "--data", "digits", "--protocol", "quick", "--images", "10", "--batch-size", "10"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 10, "penalties": (1.0,)})  # it takes longest

@@ -1,6 +1,6 @@
 """Makes the bundle that tools/ship.py puts into the package: python tools/fit_small.py CIFAR_ROOT OUT
 
-A WRN-16-3 is trained, rounded to half precision, and the defence fitted around what is left of it, with the settings of
+A WRN-16-3 is trained, rounded to eight bits, and the defence fitted around what is left of it, with the settings of
 configs/cifar10-small.toml. On an H200 it takes a few minutes, on a CPU most of a day.
 """
 
@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from twoprong.config import load_config
 from twoprong.data import load_data
 from twoprong.errors import TwoprongError
+from twoprong.models.compact import compact
 from twoprong.models.train import accuracy
 from twoprong.progress import Progress
 from twoprong.recipe import fit, train_named
@@ -30,19 +30,11 @@ def fit_small(root: Path, out: Path, progress: Progress) -> None:
     classifier = train_named(
         CLASSIFIER, data.train, len(data.classes), config, work, resume=True, progress=progress, precision=precision
     )
-    rounded(classifier)
+    compact(classifier)
     print(f"{accuracy(classifier, data.test):.2%} of the test images are read correctly", flush=True)
     defense = fit(classifier, data.train, config=config, work=work, resume=True, progress=progress, precision=precision)
     defense.about |= {"classes": list(data.classes), "data": data.name}
     defense.save(out)
-
-
-@torch.no_grad()
-def rounded(network: nn.Module) -> None:
-    """Every number to one that half precision can hold."""
-    for value in network.state_dict().values():
-        if value.is_floating_point():
-            value.copy_(value.half())
 
 
 def show(stage: str, done: int, total: int, note: str = "") -> None:

@@ -1,4 +1,4 @@
-"""For the tests of the service under load: the command in a process, cheap clients, and what processes hold.
+"""For the tests of the service under load: the command in a process, cheap clients, what processes hold, a planted mistake.
 
 TWOPRONG_SCALE=34 in the environment makes the tests long: 100,000 requests, 20 kills and ends, a minute of overload.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
+
+from twoprong.serve.batcher import Batcher
 
 SCALE = int(os.environ.get("TWOPRONG_SCALE", "1"))
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -123,3 +125,13 @@ class Watch:
     @property
     def peak(self):
         return max(vitals.memory for _, vitals in self.seen)
+
+
+class Crossed(Batcher):
+    """Gives the answers of two images to each other."""
+
+    def _finish(self, batch, outcome):
+        if isinstance(outcome, dict) and len(batch) > 1:
+            one, other = batch[0].number, batch[1].number
+            outcome = {**outcome, one: outcome[other], other: outcome[one]}
+        super()._finish(batch, outcome)

@@ -19,7 +19,7 @@ from twoprong.serve.batcher import Batcher
 from twoprong.serve.images import decode
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serve_load import SCALE, Connection, Vitals, Watch, children, picture, request, serving
+from serve_load import SCALE, Connection, Crossed, Vitals, Watch, children, picture, request, serving
 
 CLIENTS, REQUESTS = 200, 3000
 SAME, OTHER = 2e-5, 1e-3  # how far two answers to one image are apart at most, and answers to two images at least
@@ -152,16 +152,6 @@ def settled(port):
             break
         asyncio.run(asyncio.sleep(0.1))
     return found
-
-
-class Crossed(Batcher):
-    """Gives the answers of two images to each other."""
-
-    def _finish(self, batch, outcome):
-        if isinstance(outcome, dict) and len(batch) > 1:
-            one, other = batch[0].number, batch[1].number
-            outcome = {**outcome, one: outcome[other], other: outcome[one]}
-        super()._finish(batch, outcome)
 
 
 class Hoarding(Batcher):

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+import twoprong as tp
+from twoprong.config import SplitConfig
+from twoprong.errors import InputError
+
 TOOLS = Path(__file__).parents[2] / "tools"
 ARGUMENTS = {
     "train_robust.py": ["--out", "out"],
@@ -20,3 +24,21 @@ def test_missing_data_end_the_command_with_an_error(tool, tmp_path, monkeypatch)
     with pytest.raises(SystemExit, match="no CIFAR-10 here"):
         runpy.run_path(str(TOOLS / tool), run_name="__main__")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_bundle_brings_its_split_and_none_that_holds_out_what_the_robust_network_has_learned(monkeypatch):
+    tool = runpy.run_path(str(TOOLS / "fit_hardened.py"))
+    bundle = tp.load("cifar10-small")
+    assert tool["network_and_splits"]("cifar10-small")[1] == bundle.config.splits != SplitConfig()
+    more = bundle.config.splits.model_copy(update={"calibration": 5000})
+    bundle.config = bundle.config.model_copy(update={"splits": more})
+    monkeypatch.setattr(tp, "load", lambda name: bundle)
+    with pytest.raises(InputError, match="--accurate another: R has learned images that this bundle holds out"):
+        tool["network_and_splits"]("another")
+
+
+def test_a_training_begins_with_the_robust_network_of_a_hardened_bundle_and_refuses_another():
+    robust_of = runpy.run_path(str(TOOLS / "train_robust.py"))["robust_of"]
+    assert robust_of("cifar10-small-hardened").spec.name == "resnet18-silu"
+    with pytest.raises(InputError, match="--start cifar10-small: expected weights or a hardened bundle"):
+        robust_of("cifar10-small")

@@ -52,3 +52,15 @@ def test_attacks_go_batch_by_batch_so_that_the_time_left_is_known_early(defense,
     entries = made.attacks(made.untouched())
     assert heard[-4:] == ["noise", "pgd", "noise", "pgd"]
     assert [[batch.number for batch in entry.batches] for _, entry in entries] == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_parts_share_all_attacks_on_batches_and_none_is_run_twice(defense, digits, parts):
+    items = [Item(f"noise {number}", "noise", Noise(eps=EPS), "bare") for number in range(3)]
+    plan = Plan(defense, digits.test[:20], items, EPS, "linf", 10, 20, 0)
+    ran = []
+    for number in range(1, parts + 1):
+        one = Session(plan, Pieces(None, "key"), silent)
+        one._attacked = lambda item, batch: ran.append((item.name, batch))
+        assert one.some(number, parts) in (6 // parts, -(-6 // parts))
+    assert sorted(ran) == [(item.name, batch) for item in items for batch in range(2)]

@@ -78,8 +78,8 @@ def evaluate(given: EvaluateArguments) -> None:
         )
         if part is not None:
             count = evaluate_part(defense, source.test, None, given.protocol, given.directory, part, options=options)
-            batches = plural(count, "batch is", "batches are")
-            err.print(f"{batches} attacked; when all parts are done, repeat it with --resume and without --part")
+            attacks = plural(count, "attack on a batch is", "attacks on batches are")
+            err.print(f"{attacks} done; when all parts are done, repeat it with --resume and without --part")
             return
         evaluation = run_evaluation(defense, source.test, protocol=given.protocol, out=given.directory, options=options)
     if given.as_json:

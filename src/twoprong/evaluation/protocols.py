@@ -24,6 +24,7 @@ PASSES = {
     "gate": 12.0,
     "greedy": 3.0,
     "unblamed": 3.0,
+    "autoattack": 30.0,
     "autoattack-rand": 2.0,
     "cw": 5.0,
 }

@@ -95,7 +95,7 @@ def evaluate_part(
     options: EvaluateOptions | None = None,
     **keywords: Any,
 ) -> int:
-    """Only the attacks, and only on part k of n of the batches; returns how many these are. (k, n) is `part`, k from 1 on.
+    """Only part k of n of the attacks on batches; returns how many these are. (k, n) is `part`, k from 1 on.
 
     For several processes on one GPU, or several machines that share `out`. When all are done, `evaluate` with the same
     arguments and `resume=True` finds the attacks and does the rest; the numbers are the same as of one run.

@@ -148,36 +148,50 @@ class Session:
         ]
 
     def attacks(self, untouched: Sequence[dict[str, BatchScore]]) -> list[tuple[Item, AttackEntry]]:
-        """Every attack that can run, over all batches; `not_run` says which cannot.
+        """Every attack that can run, over all batches; `not_run` says which cannot."""
+        done = self.attacked(self.pairs())
+        return [(item, self._entry(item, done[item.name], untouched)) for item in self.items if item.name in done]
+
+    def pairs(self) -> list[tuple[Item, int]]:
+        """Every attack on every batch, the batch by its number.
 
         Batch after batch, not attack after attack: after the first one the clock knows what each attack takes.
         """
-        done = self.attacked(range(len(self.batches)))
-        return [(item, self._entry(item, done[item.name], untouched)) for item in self.items if item.name in done]
+        return [(item, number) for number in range(len(self.batches)) for item in self.items]
 
-    def attacked(self, numbers: Iterable[int]) -> dict[str, list[AttackedBatch]]:
-        """These batches under every attack that can run, by its name."""
+    def attacked(self, pairs: Iterable[tuple[Item, int]]) -> dict[str, list[AttackedBatch]]:
+        """These attacks on these batches, by the attack's name; one that cannot run is left out."""
         done: dict[str, list[AttackedBatch]] = {item.name: [] for item in self.items}
-        for number in numbers:
-            for item in (item for item in self.items if item.name in done):
-                try:
-                    done[item.name].append(self._attacked(item, number))
-                except RuntimeError as error:
-                    if not any(words in str(error) for words in NO_GRADIENT):
-                        raise
-                    self.not_run.append(NotRun(name=item.name, why=f"no gradient: {str(error).splitlines()[0]}"))
-                    self.clock.expect(Work(item.name, item.kind, 0.0))
-                    del done[item.name]
+        for item, number in pairs:
+            if item.name not in done:
+                continue
+            try:
+                done[item.name].append(self._attacked(item, number))
+            except RuntimeError as error:
+                if not any(words in str(error) for words in NO_GRADIENT):
+                    raise
+                self.not_run.append(NotRun(name=item.name, why=f"no gradient: {str(error).splitlines()[0]}"))
+                self.clock.expect(Work(item.name, item.kind, 0.0))
+                del done[item.name]
         return done
 
     def some(self, part: int, parts: int) -> int:
-        """Attack every `parts`-th batch only, from the one numbered `part` (from 1) on; how many these are."""
-        numbers = range(part - 1, len(self.batches), parts)
+        """Part `part` (from 1 on) of `parts` of the attacks on batches; how many these are.
+
+        They are dealt out by their cost, the dearest first, so that all parts take about the same time.
+        """
+        shares: list[list[tuple[Item, int]]] = [[] for _ in range(parts)]
+        loads = [0.0] * parts
+        for item, number in sorted(self.pairs(), key=lambda pair: -pair[0].cost()):
+            least = loads.index(min(loads))
+            shares[least].append((item, number))
+            loads[least] += item.cost()
+        mine = shares[part - 1]
         self.clock.waiting.clear()
         for item in self.items:
-            self.clock.expect(Work(item.name, item.kind, len(numbers) * item.cost()))
-        self.attacked(numbers)
-        return len(numbers)
+            self.clock.expect(Work(item.name, item.kind, sum(one.name == item.name for one, _ in mine) * item.cost()))
+        self.attacked(mine)
+        return len(mine)
 
     def _entry(self, item: Item, batches: list[AttackedBatch], untouched: Sequence[dict[str, BatchScore]]) -> AttackEntry:
         """One attack over all batches."""

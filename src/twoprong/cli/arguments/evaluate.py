@@ -50,7 +50,7 @@ class EvaluateArguments:
         str | None,
         typer.Option(
             metavar="K/N",
-            help="Only the attacks on part K of N of the batches, into --out. Run all parts at once, on one GPU or several "
+            help="Only part K of N of the attacks on batches, into --out. Run all parts at once, on one GPU or several "
             "machines; then the same command with --resume instead.",
         ),
     ] = None

@@ -36,14 +36,12 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True
     learn, held_out = parts(arguments, device)
-    settings = dict(assignment.split("=", 1) for assignment in arguments.set)
-    robust = RobustConfig.model_validate({name: number(text) for name, text in settings.items()})
+    robust = RobustConfig.model_validate(given(arguments.set))
     if arguments.benchmark:
         benchmark(robust, learn, arguments)
         return
-    accurate = RobustConfig.model_validate(
-        {**ACCURATE, "epochs": arguments.accurate_epochs, "batch_size": min(512, 2 * robust.batch_size)}
-    )
+    usual = {**ACCURATE, "epochs": arguments.accurate_epochs, "batch_size": min(512, 2 * robust.batch_size)}
+    accurate = RobustConfig.model_validate(usual | given(arguments.set_accurate))
     helper = network("A", accurate, learn, held_out, None, arguments)
     if arguments.only_accurate:
         return
@@ -60,6 +58,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--accurate-epochs", type=int, default=60, help="epochs of A (default: 60)")
     parser.add_argument("--only-accurate", action="store_true", help="stop after A")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of R, e.g. beta=3")
+    parser.add_argument("--set-accurate", action="append", default=[], metavar="NAME=VALUE", help="a setting of A")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--start", help="weights that R begins with, or a hardened bundle; default: random ones")
@@ -159,6 +158,10 @@ def benchmark(config: RobustConfig, learn: Labelled, arguments: argparse.Namespa
         seconds = trainer.rehearse(done)
         epoch = seconds * 46500 / trainer.size
         say(f"R, batch {trainer.size} at {done:.0%}: {1000 * seconds:.1f} ms a step, {epoch:.2f} s for 46,500 images")
+
+
+def given(assignments: list[str]) -> dict[str, object]:
+    return {name: number(text) for name, text in (assignment.split("=", 1) for assignment in assignments)}
 
 
 def number(text: str) -> object:

@@ -73,6 +73,28 @@ def test_it_reaches_the_bound_that_the_margins_give(tau):
     assert not result.success[~doubtful & ~falls].any()
 
 
+def test_where_the_accurate_network_holds_the_robust_one_is_made_wrong_and_sure():
+    """A reads pixels that leave no doubt, so an image falls exactly where R can lead by tau with a wrong class."""
+    x, eps, tau = images(), 0.06, 0.3
+    robust, accurate = Lines(0, 2.0), Lines(16, 30.0)
+    labels = robust(x).argmax(1)
+    told = x.flatten(1)  # a view
+    told[:, 16:28] = 0.1
+    for row, label in enumerate(labels):
+        told[row, 16 + 4 * label : 20 + 4 * label] = 0.9
+    z, most = robust(x), torch.full((len(x),), -torch.inf)
+    for rival in range(3):
+        sign = -torch.ones(3).index_fill(0, torch.tensor(rival), -1.0)
+        p = (z + robust.scale * 4 * eps * sign).softmax(1)
+        ahead = p[:, rival] - p.index_fill(1, torch.tensor(rival), 0.0).amax(1)
+        most = torch.where(labels == rival, most, torch.maximum(most, ahead))
+    attack = ATTACKS["gate"](eps=eps, steps=40, targets=2, restarts=2)
+    result = attack(OneGate(Gated(accurate, robust, tau)), x, labels, generator(0, "attack"))
+    certain = (most - tau).abs() > 0.01
+    assert 5 < (most > tau)[certain].sum() < certain.sum() - 5
+    assert torch.equal(result.success[certain], (most > tau)[certain])
+
+
 def test_plain_gradients_alone_get_less_far():
     """Why the attack knows the hurdles: PGD on the gate's logits stops at the network that answers."""
     x, eps = images(), 0.06

@@ -21,7 +21,7 @@ from twoprong.errors import InputError
 from twoprong.models.modes import evaluating
 
 Model = Target | Callable[[Tensor], Tensor]
-REVISION = 4  # raised when an attack finds something else with the same settings: bump it to invalidate stored results
+REVISION = 5  # raised when an attack finds something else with the same settings: bump it to invalidate stored results
 CPU_VALUES = 2**18  # pixel values in one pass on a CPU: larger ones are slower, and running out of memory ends the process
 
 

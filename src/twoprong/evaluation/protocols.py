@@ -6,6 +6,7 @@ from typing import Any
 
 from twoprong.attacks import ATTACKS
 from twoprong.attacks.base import Attack
+from twoprong.attacks.gate import ORDERS
 from twoprong.attacks.partial import Partial
 from twoprong.choices import check_choice
 from twoprong.evaluation.baselines.magnet import EvadeEach
@@ -137,7 +138,11 @@ def _layers(protocol: str, setting: Setting) -> list[Item]:
     if protocol == "paper":
         return []
     make, size = _Maker(setting), setting.batch_size
-    effort: dict[str, Any] = {"steps": 20, "targets": 3} if protocol == "quick" else {"steps": 50, "restarts": 2}
+    efforts: dict[str, dict[str, Any]] = {
+        "quick": {"steps": 20, "targets": 3, "restarts": 2},
+        "strong": {"steps": 50, "restarts": len(ORDERS)},
+    }
+    effort = efforts[protocol]
     items = [make("gate on against", "adaptive", "gate", "against", **effort)] if setting.layered_against else []
     if setting.passing is None:
         return items
@@ -147,7 +152,7 @@ def _layers(protocol: str, setting: Setting) -> list[Item]:
     ]
     if protocol != "strong":
         return items
-    few: dict[str, Any] = {"steps": 30, "targets": 4}
+    few: dict[str, Any] = {"steps": 30, "targets": 4, "restarts": 2}
     items.append(make(f"autoattack on the {setting.flagged}", "adaptive", "autoattack", setting.flagged))
     items += [make(f"gate on {slots} of {size}", "partial", "gate", share=slots / size, **few) for slots in _slots(setting)]
     return items + [

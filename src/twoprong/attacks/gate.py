@@ -18,7 +18,7 @@ from twoprong.errors import InputError
 Climb = Callable[[Hurdle, Tensor], Tensor]  # of a hurdle and the rows it is about: what is ascended, image by image
 Order = Callable[[Tensor], Tensor]  # from which hurdles (hurdles, N) are clear to those that are climbed next
 CLEAR = (0.02, 0.5)  # so far past a first hurdle, and past those behind it, rounding does not take an image back
-GPU_VALUES = 2**22  # pixel values in one pass on a GPU, which a batch of a hundred small images leaves half idle
+GPU_VALUES = 2**21  # in one pass on a GPU, which a batch of a hundred small images leaves half idle
 
 
 def _together(clear: Tensor) -> Tensor:

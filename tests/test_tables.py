@@ -228,14 +228,28 @@ def test_the_first_page_has_four_attackers(tree):
     assert row(text, "does not know the defence (PGD)")[1:] == unaware
     assert row(text, "runs the paper's attack (Algorithm 3)")[1:] == ["30.0 %", "61.1 %", "all"]
     assert row(text, "knows everything (the worst of all attacks)")[1:] == ["1.0 %", "12.3 % (6.2–22.3)", "50.0 %"]
-    assert "1,000 images in 2 batches of 50 (5,000 images in the first row),\nbudget ℓ∞ 8/255, protocol `strong`" in text
+    assert "1,000 images in 2 batches of 50 (5,000 images in the first row).\nBudget ℓ∞ 8/255, protocol `strong`" in text
     assert "95 % interval (of these batches only) in brackets" in text
+
+
+def test_the_first_page_has_the_hardened_mode_beside_it(tree):
+    index = tree / "results/index.toml"
+    index.write_text('hardened = "strong-run"\n' + index.read_text())
+    assert tables.main([], tree) == 0
+    text = (tree / "README.md").read_text()
+    last = row(text, "knows everything (the worst of all attacks)")
+    assert last[1:] == ["1.0 %", "12.3 % (6.2–22.3)", "50.0 %", "12.3 % (6.2–22.3)"]
+    assert row(text, "nobody: clean images")[4] == "94.0 %"
+    assert text.count("1,000 images in 2 batches of 50 (5,000 images in the first row).\n") == 2
 
 
 def test_the_picture_is_drawn_from_the_published_run(tmp_path, capsys):
     assert figure.main(["--check"], ROOT) == 0, capsys.readouterr().out
-    shutil.copytree(ROOT / "results/cifar10-small-strong", tmp_path / "results/run")
-    (tmp_path / "results/index.toml").write_text('headline = ["run"]\n[run]\nkind = "evaluation"\ntitle = "a run"\n')
+    entry = '[{0}]\nkind = "evaluation"\ntitle = "a run"\ncommit = "672378dad542"\n'
+    for name, run in (("run", "cifar10-small-strong"), ("hard", "cifar10-small-hardened-strong")):
+        shutil.copytree(ROOT / "results" / run, tmp_path / "results" / name)
+    both = 'headline = ["run"]\nhardened = "hard"\n' + entry.format("run") + entry.format("hard")
+    (tmp_path / "results/index.toml").write_text(both)
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / figure.PICTURE, tmp_path / figure.PICTURE)
     assert figure.main(["--check"], tmp_path) == 0
@@ -408,6 +422,7 @@ def test_what_only_looks_like_a_path_is_not_refused(tree):
     [
         ('headline = ["strong-run"]', 'headline = ["gone"]', "got 'gone'"),
         ('headline = ["strong-run"]', 'headline = ["table1-linf"]', "got 'table1-linf'"),
+        ('headline = ["strong-run"]', 'headline = ["strong-run"]\nhardened = "gone"', "hardened: expected an evaluation"),
         ('strong."DAD" = ["strong-run"]', 'strong."DAD" = ["gone"]', "got 'gone'"),
         ('strong."DAD" = ["strong-run"]', 'strong."DAD" = "strong-run"', "expected a list"),
         ('strong."DAD"', 'strong."DAB"', "expected one of the rows 'DAD', got 'DAB'"),

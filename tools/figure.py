@@ -15,12 +15,13 @@ from published import Run, read
 from withstands import rows
 
 PICTURE = "docs/withstands.svg"
-WIDTH, HEIGHT, LEFT, SCALE = 640, 470, 230, 3.1  # SCALE: pixels for each percent
+WIDTH, LEFT, SCALE = 640, 230, 3.1  # SCALE: pixels for each percent
+KINDS = (("alone", "classifier alone"), ("defended", "with the defence"), ("hardened", "hardened mode"))
 LABELS = ("nobody attacks", "does not know the defence", "runs the paper's attack", "knows everything")
 STYLE = (
     "text{font:15px system-ui,sans-serif;fill:#1c2733}.small{font-size:13px;fill:#52606d}.bold{font-weight:600}"
     ".box{fill:#eef2f6;stroke:#7b8794}.test{fill:#fff4d6;stroke:#b7791f}.line{stroke:#52606d;stroke-width:1.5;fill:none}"
-    ".alone{fill:#9aa5b1}.defended{fill:#2b6cb0}image{image-rendering:pixelated}"
+    ".alone{fill:#9aa5b1}.defended{fill:#2b6cb0}.hardened{fill:#2f855a}image{image-rendering:pixelated}"
 )
 
 
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
     parser.add_argument("--check", action="store_true", help="only compare")
     check = parser.parse_args(arguments).check
     published = read(root / "results")
-    drawn, file = draw(published.runs[published.headline[0]]), root / PICTURE
+    drawn, file = draw(published.first()), root / PICTURE
     if file.is_file() and file.read_text(encoding="utf-8") == drawn:
         return 0
     if check:
@@ -40,10 +41,11 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path(__file__).par
     return 0
 
 
-def draw(run: Run) -> str:
-    """The flow of a batch above, what is classified correctly below."""
-    parts = [*_flow(run.results), *_bars(run)]
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
+def draw(runs: Sequence[Run]) -> str:
+    """The flow of a batch above, what is classified correctly below: the first run, and the hardened mode if any."""
+    parts = [*_flow(runs[0].results), *_bars(runs)]
+    height = 350 + 60 * (len(runs) + 1)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
     return "\n".join(
         [head, f"<style>{STYLE}</style>", '<rect width="100%" height="100%" rx="8" fill="#fff"/>', *parts, "</svg>\n"]
     )
@@ -71,25 +73,26 @@ def _flow(results: dict[str, Any]) -> Iterator[str]:
     yield _text(450, 194, f"denoised: {seen['denoised']}", "small")
 
 
-def _bars(run: Run) -> Iterator[str]:
-    made = run.results["run"]
+def _bars(runs: Sequence[Run]) -> Iterator[str]:
+    kinds = list(zip(KINDS, (20, 160, 300), strict=True))[: len(runs) + 1]
     yield _text(20, 236, "Classified correctly, by what the attacker knows", "bold")
-    for x, kind, name in ((20, "alone", "classifier alone"), (160, "defended", "with the defence")):
+    for (kind, name), x in kinds:
         yield f'<rect class="{kind}" x="{x}" y="248" width="12" height="12"/>' + _text(x + 18, 259, name, "small")
     y = 276
-    for label, row in zip(LABELS, rows(run), strict=True):
-        yield _text(20, y + 20, label)
-        for kind, share, at in (("alone", row.score.alone, y), ("defended", row.score.defended, y + 15)):
+    for label, row, *others in zip(LABELS, *map(rows, runs), strict=True):
+        yield _text(20, y + 7 + 7 * len(kinds), label)
+        shares = [row.score.alone, row.score.defended, *(other.score.defended for other in others)]
+        for number, (((kind, _), _), share) in enumerate(zip(kinds, shares, strict=True)):
+            at = y + 15 * number
             yield f'<rect class="{kind}" x="{LEFT}" y="{at}" width="{100 * share * SCALE:.1f}" height="13"/>'
             note = f"{100 * share:.1f} %"
             if kind == "defended" and row.weaker:
                 note += f" ({100 * row.weaker[1].defended:.1f} % at {255 * row.weaker[0]:.0f}/255)"
             yield _text(f"{LEFT + 6 + 100 * share * SCALE:.1f}", at + 11, note, "small")
-        y += 41
+        y += 11 + 15 * len(kinds)
+    made, images = runs[0].results["run"], " and ".join(f"{run.results['run']['images']:,}" for run in runs)
     budget = f"at most {255 * made['eps']:.0f}/255 per pixel"
-    yield _text(
-        20, HEIGHT - 14, f"{made['data']}, {made['images']:,} images, {budget}, protocol {made['protocol']}", "small"
-    )
+    yield _text(20, y + 12, f"{made['data']}, {images} images, {budget}, protocol {made['protocol']}", "small")
 
 
 def _box(kind: str, x: int, y: int, width: int, height: int, *lines: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ python tools/tables.py --add RUN NAME   copy the folder of a run to results/NAME
 
 A region stands between `<!-- table: NAME -->` and `<!-- end -->`. NAME is a run, or one of these:
 headline       the evaluations that the index lists under that name
-withstands     the first of them in four rows, by what the attacker knows
+withstands     the first of them in four rows, by what the attacker knows, with the index's `hardened` beside it
 table1         what was measured of the paper's Table 1
 reproductions  all tables of the paper that were measured, and the names of the others
 """
@@ -34,6 +34,8 @@ SUBJECTS = {
     "defense": "the defence",
     "bare": "the classifier alone",
     "denoiser": "every batch denoised",
+    "robust": "the robust network alone",
+    "gate": "the gate without the test",
     "reject": "flagged batches refused instead of denoised",
     "magnet": "MagNet (Meng & Chen 2017)",
     "against": "the other bundle",
@@ -94,7 +96,7 @@ def _region(match: re.Match[str], published: Published, base: str) -> str:
     if name == "headline":
         body = _headline([published.runs[one] for one in published.headline], base)
     elif name == "withstands":
-        body = withstands(published.runs[published.headline[0]])
+        body = withstands(published.first())
     elif name == "reproductions":
         body = _reproductions(published, base)
     elif name == "table1":

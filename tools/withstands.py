@@ -39,30 +39,44 @@ def rows(run: Run) -> list[Row]:
     ]
 
 
-def withstands(run: Run) -> str:
-    """The four rows as a Markdown table, and what was measured under it."""
-    made, clean = run.results["run"], run.results["clean"]
-    head = ["attacker", "classifier alone", "with the defence", "batches flagged"]
+def withstands(runs: Sequence[Run]) -> str:
+    """The four rows of the first run as a Markdown table, another mode's beside them, and what was measured under it."""
+    head = ["attacker", "classifier alone", "with the defence", "batches flagged", *(["hardened mode"] * (len(runs) > 1))]
     lines = []
-    for row in rows(run):
-        cells = [percent(row.score.alone), percent(row.score.defended), _flags(row.score.flagged)]
-        if row.interval:
-            cells[1] += f" ({100 * row.interval[0]:.1f}–{100 * row.interval[1]:.1f})"
+    for row, *others in zip(*map(rows, runs), strict=True):
+        cells = [percent(row.score.alone), _defended(row), _flags(row.score.flagged)]
         if row.weaker:
             eps, score = row.weaker
-            at = budget(eps, made["norm"]).split()[1]
+            at = budget(eps, runs[0].results["run"]["norm"]).split()[1]
             smaller = (percent(score.alone), percent(score.defended), _flags(score.flagged))
             cells = [f"{cell}; {less} at {at}" for cell, less in zip(cells, smaller, strict=True)]
-        lines.append([row.attacker, *cells])
-    batches = len(run.results["worst_case"]["defense"]["chosen"])
-    told = f"{batches} batch{'' if batches == 1 else 'es'} of {made['batch_size']}"
-    about = " (of these batches only)" if batches < 3 else ""  # fewer say nothing of others
-    said = (
-        f"Accuracy of `{run.results['defense']['classifier']}` on `{made['data']}`: {made['images']:,} images in {told} "
-        f"({clean['images']:,} images in the first row),\nbudget {budget(made['eps'], made['norm'])}, "
-        f"protocol `{made['protocol']}`, 95 % interval{about} in brackets.{caveat(run)}"
+        lines.append([row.attacker, *cells, *map(_defended, others)])
+    made = runs[0].results["run"]
+    about = " (of these batches only)" if _batches(runs[0]) < 3 else ""  # fewer say nothing of others
+    said = [f"Accuracy of {_measured(runs[0])}.", *(f"Hardened mode: {_measured(run)}." for run in runs[1:])]
+    said.append(
+        f"Budget {budget(made['eps'], made['norm'])}, protocol `{made['protocol']}`, 95 % interval{about} in brackets."
+        + "".join(map(caveat, runs))
     )
-    return f"{markdown_table(head, lines)}\n\n{said}"
+    return "\n".join([markdown_table(head, lines), "", *said])
+
+
+def _measured(run: Run) -> str:
+    made, clean, batches = run.results["run"], run.results["clean"], _batches(run)
+    told = f"{batches} batch{'' if batches == 1 else 'es'} of {made['batch_size']}"
+    return (
+        f"`{run.results['defense']['classifier']}` on `{made['data']}`, {made['images']:,} images in {told} "
+        f"({clean['images']:,} images in the first row)"
+    )
+
+
+def _batches(run: Run) -> int:
+    return len(run.results["worst_case"]["defense"]["chosen"])
+
+
+def _defended(row: Row) -> str:
+    text = percent(row.score.defended)
+    return f"{text} ({100 * row.interval[0]:.1f}–{100 * row.interval[1]:.1f})" if row.interval else text
 
 
 def _flags(share: float) -> str:

@@ -1,7 +1,6 @@
 """Puts a fitted bundle into the package, as `cifar10-small` or another name: python tools/ship.py BUNDLE CIFAR_ROOT [NAME]
 
-`python tools/ship.py` alone writes what the published evaluations of `cifar10-small` say (results/cifar10-small-*) into its
-model card.
+`python tools/ship.py NAME` writes what the published evaluations of that bundle (results/NAME-PROTOCOL) say into its card.
 
 Fit it around networks that were rounded first (twoprong.models.compact). A denoiser is rounded here: no threshold depends on
 it. Beside the bundle go the first test images of CIFAR-10. Together they may take 25 MB.
@@ -63,15 +62,15 @@ def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = M
     return defense
 
 
-def state(results: Path, home: Path = shipped.HOME) -> dict[str, str]:
-    """Write into the packaged bundle's card what was published about it; every run with its command."""
+def state(results: Path, home: Path = shipped.HOME, name: str = NAME) -> dict[str, str]:
+    """Write into a packaged bundle's card what was published about it, each run by its command, after what the fit found."""
     said = {}
     for protocol in PROTOCOLS:
-        file = results / f"{NAME}-{protocol}" / "results.json"
+        file = results / f"{name}-{protocol}" / "results.json"
         if file.is_file():
             found = json.loads(file.read_text(encoding="utf-8"))
             run, worst, clean = found["run"], found["worst_case"]["defense"], found["clean"]["subjects"]
-            low, high = worst["per_batch_interval"]
+            low, high = worst.get("per_batch_interval_batches") or worst["per_batch_interval"]
             failed = [check["name"] for check in found["sanity"] if check["status"] == "failed"]
             not_converged = any(check["status"] == "not converged" for check in found["sanity"])
             said[f"`{run['command']}`"] = (
@@ -82,10 +81,11 @@ def state(results: Path, home: Path = shipped.HOME) -> dict[str, str]:
                 + f"; sanity checks failed: {', '.join(failed)}" * bool(failed)
             )
     if not said:
-        raise InputError(f"{results}: expected {NAME}-{' or -'.join(PROTOCOLS)} there, got none; publish them first")
-    defense = tp.load(home / NAME)
-    defense.about["measured"] = said
-    defense.save(home / NAME, overwrite=True)
+        raise InputError(f"{results}: expected {name}-{' or -'.join(PROTOCOLS)} there, got none; publish them first")
+    defense = tp.load(home / name)
+    fitted = {key: value for key, value in defense.about.get("measured", {}).items() if not key.startswith("`")}
+    defense.about["measured"] = fitted | said
+    defense.save(home / name, overwrite=True)
     return said
 
 
@@ -103,11 +103,11 @@ def write(defense: tp.Defense, test: Labelled, home: Path, name: str) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (1, 3, 4):
+    if len(sys.argv) not in (2, 3, 4):
         sys.exit(__doc__)
     try:
-        if len(sys.argv) == 1:
-            state(RESULTS)
+        if len(sys.argv) == 2:
+            state(RESULTS, name=sys.argv[1])
             sys.exit()
         cifar10 = load_data("cifar10", Path(sys.argv[2]))
         name = sys.argv[3] if len(sys.argv) == 4 else NAME

@@ -35,10 +35,10 @@ gets far on that route, too.
 """,
     "hardened": """## What it does not withstand
 A batch that passes the test is answered image by image: by the robust network where that is sure, elsewhere by the
-classifier, which has no robustness. A flagged batch is answered by the robust network alone. An attacker who knows
-everything wins the images on which he can make the robust network wrong or unsure; the test hardly hinders him. Nothing is
-proved: the numbers are what the attacks that were run leave at the budget that is named. A larger budget leaves less, and
-another norm may.
+classifier. A flagged batch is answered by the robust network alone. An attacker who knows everything wins the images on
+which he can make the robust network wrong and sure of it, or unsure and the classifier wrong; the test hardly hinders him.
+Nothing is proved: the numbers are what the attacks that were run leave at the budget that is named. A larger budget leaves
+less, and another norm may.
 """,
 }
 

@@ -9,6 +9,7 @@ and the gate without the test, by clean accuracy and worst case.
 import argparse
 import json
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 from twoprong.errors import TwoprongError
@@ -24,12 +25,13 @@ def main() -> None:
     parser.add_argument("gate", type=Path)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--score", default="p, T=1")
+    parser.add_argument("--accurate-holds", type=float, default=0.0, help="the accurate network's share under attack")
     parser.add_argument("--run", action="append", default=[], metavar="NAME=results.json")
     arguments = parser.parse_args()
-    series = curve(json.loads(arguments.gate.read_text(encoding="utf-8")), arguments.score)
+    series = curve(json.loads(arguments.gate.read_text(encoding="utf-8")), arguments.score, arguments.accurate_holds)
     for number, given in enumerate(arguments.run):
         name, _, path = given.partition("=")
-        series += points(name, Path(path), 3 + number)
+        series += points(name, Path(path), 3 + 3 * number)
     label = "Accuracy under attack over clean accuracy"
     drawn = lines(series, label, x="clean accuracy, %", y="under attack, %", top=max(max(one.y) for one in series) + 0.05)
     arguments.out.write_text(drawn.replace("<svg", '<svg style="background:#fff"', 1), encoding="utf-8")
@@ -38,19 +40,26 @@ def main() -> None:
         print(f"{one.sign} {one.name}: {told}")
 
 
-def curve(gate: dict, score: str) -> list[Series]:
+def curve(gate: dict, score: str, holds: float) -> list[Series]:
     """The gate's operating points, and the straight line from the robust network alone to the accurate one."""
     alone, accurate, found = gate["robust alone"], gate["accurate clean"], gate["curves"][score]
-    shown = [point for point in found[:: max(1, len(found) // 12)] if point["clean"] >= alone["clean"]]
+    some = found[:: max(1, len(found) // 12)]
+    highest = [alone["clean"], *accumulate((point["clean"] for point in some), max)]
+    shown = [
+        point for point, before in zip(some, highest, strict=False) if point is some[0] or point["clean"] > before
+    ]  # the others give robustness away for nothing
     ends = [100 * alone["clean"], 100 * accurate]
     return [
-        Series("straight line from the robust network to the accurate one", ends, [alone["robust"], 0.0], None, 0),
-        Series(
-            f"the gate, {gate['images']} held-out images",
-            [100 * point["clean"] for point in shown],
-            [point["robust"] for point in shown],
-            None,
-            1,
+        Series("straight line from the robust network to the accurate one", ends, [alone["robust"], holds], None, 0),
+        *(
+            Series(name, [100 * point["clean"] for point in some], [point["robust"] for point in some], None, 1 + number)
+            for number, (name, some) in enumerate(
+                (
+                    (f"the gate if the accurate network is given away, {gate['images']} held-out images", shown),
+                    ("the gate itself attacked, same images", gate.get("attacked", ())),
+                )
+            )
+            if some
         ),
     ]
 

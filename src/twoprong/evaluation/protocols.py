@@ -20,11 +20,11 @@ HIDING: dict[str, Any] = {"steps": 100, "penalties": (1.0, 10.0, 100.0)}  # in 4
 SCORING = 15.0  # passes of an attacked batch before all subjects
 PASSES = {
     "route": 3.0,
-    "evade": 1.6,
+    "evade": 4.0,
     "match": 3.0,
     "gate": 12.0,
     "greedy": 3.0,
-    "unblamed": 3.0,
+    "unblamed": 14.0,
     "autoattack": 30.0,
     "autoattack-rand": 2.0,
     "cw": 5.0,
@@ -73,7 +73,10 @@ class Item:
         """A rough number of passes per image, scoring included, to estimate the time left."""
         settings = self.settings()
         runs = settings.get("restarts", 1) * len(settings.get("penalties", settings.get("weights", (1,))))
-        draws = 1 if self.key in ("evade", "match", "gate") else settings.get("draws", 1)  # theirs are for their last look
+        if self.key == "evade":  # with two losses, and once without a penalty
+            runs = 2 * (runs + settings["restarts"])
+        last_look = self.key in ("evade", "match", "gate", "unblamed")  # theirs are for that
+        draws = 1 if last_look else settings.get("draws", 1)
         return SCORING + settings.get("steps", 1) * runs * draws * PASSES.get(self.key, 1.0)
 
     @property

@@ -5,7 +5,7 @@ from rich.table import Table
 from twoprong.cli.arguments.demo import DemoArguments
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.demo.run import demo as run_demo
-from twoprong.results.demo import DemoPhotographs, DemoResults
+from twoprong.results.demo import DemoPhotographs, DemoResults, KnowingAttack
 
 
 def demo(given: DemoArguments) -> None:
@@ -19,10 +19,12 @@ def demo(given: DemoArguments) -> None:
     out.print(_table(results))
     if results.photographs is not None:
         out.print(_photographs(results.photographs))
+        if results.photographs.knowing:
+            out.print(_knowing(results.photographs.knowing))
     seconds = sum(results.seconds.values())
     out.print(
-        f"PGD (eps {results.attack['eps']:g} on digits) knows the classifier, not the defence; one who knows both "
-        f"gets further (README). {seconds:.0f} s in all.\nLook at {directory / 'report.html'}; the fitted defence is in "
+        f"PGD (eps {results.attack['eps']:g} on digits) knows the classifier, not the defence. "
+        f"{seconds:.0f} s in all.\nLook at {directory / 'report.html'}; the fitted defence is in "
         f"{directory / 'bundle'} (twoprong inspect {directory / 'bundle'})."
     )
 
@@ -47,4 +49,14 @@ def _photographs(part: DemoPhotographs) -> Table:
         kind = "attacked" if batch.attacked else "clean"
         numbers = (f"{batch.statistic:.4f}", f"{batch.threshold:.4f}")
         table.add_row(kind, *numbers, says, f"{batch.bare:.1%}", f"{batch.defended:.1%}")
+    return table
+
+
+def _knowing(rows: list[KnowingAttack]) -> Table:
+    table = Table(title=f"{rows[0].images} photographs before an attacker who knows everything (a short attack)")
+    for column in ("bundle", "attack", "clean", "attacked", "test says"):
+        table.add_column(column, justify="right" if column in ("clean", "attacked") else "left")
+    for row in rows:
+        says = "attacked" if row.flagged else "clean"
+        table.add_row(row.bundle, row.attack["name"], f"{row.clean:.1%}", f"{row.attacked:.1%}", says)
     return table

@@ -1,6 +1,6 @@
-"""The last part of the demo: batches of photographs, clean and attacked, through the bundle that comes with the package."""
+"""The last part of the demo: batches of photographs, clean and attacked, through the bundles that come with the package."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -9,6 +9,7 @@ from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.decision import Decision
 from twoprong.defense import Defense, load
+from twoprong.demo.knowing import knowing
 from twoprong.models.features import full
 from twoprong.progress import Progress, silent
 from twoprong.report import suspects
@@ -17,7 +18,7 @@ from twoprong.results.demo import DemoPhotographs, PhotographBatch
 from twoprong.seeds import generator
 from twoprong.shipped import names
 
-NAME = "cifar10-small"
+NAME, HARDENED = "cifar10-small", "cifar10-small-hardened"
 BATCH_SIZE = 50
 BATCHES = 5  # clean ones, and as many attacked ones of other images
 SHOWN = 8
@@ -34,8 +35,13 @@ class Photographs:
 
 
 def packaged(seed: int, progress: Progress = silent) -> Photographs | None:
-    """The photographs that come with the package, through the bundle that does; None where the package is without it."""
-    return photographs(load(NAME), load_data(NAME), seed, progress) if NAME in names() else None
+    """The photographs that come with the package, through its bundles; None where the package is without them."""
+    if NAME not in names():
+        return None
+    data, defenses = load_data(NAME), {name: load(name) for name in (NAME, HARDENED) if name in names()}
+    found = photographs(defenses[NAME], data, seed, progress)
+    known = knowing(defenses, data.test, seed, progress)
+    return replace(found, results=found.results.model_copy(update={"knowing": known}))
 
 
 def photographs(defense: Defense, data: ImageData, seed: int, progress: Progress = silent) -> Photographs:
@@ -65,6 +71,7 @@ def photographs(defense: Defense, data: ImageData, seed: int, progress: Progress
         batch_size=BATCH_SIZE,
         attack={"name": "pgd", "threat_model": "bare", **asdict(ATTACK)},
         batches=batches,
+        knowing=[],
     )
     blamed = suspects.shown(defense, *mixed, generator(seed, "photographs suspects"))
     return Photographs(results, Shown(rows, labels, data.classes, defense, blamed))

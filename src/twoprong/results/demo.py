@@ -37,14 +37,26 @@ class PhotographBatch(Part):
     defended: Number = Field(description="Accuracy behind the defence.")
 
 
+class KnowingAttack(Part):
+    """A batch of photographs before an attacker who knows the whole defence."""
+
+    bundle: Text = Field(description="Name of the bundle.")
+    attack: dict[str, Any] = Field(description="`name`, `threat_model` and the settings of the attack.")
+    images: Whole = Field(description="Images in the batch.")
+    clean: Number = Field(description="Accuracy behind the defence before the attack.")
+    attacked: Number = Field(description="Accuracy behind the defence after it.")
+    flagged: Flag = Field(description="Whether the attacked batch was called adversarial.")
+
+
 class DemoPhotographs(Part):
-    """Photographs through the bundle that comes with the package."""
+    """Photographs through the bundles that come with the package."""
 
     bundle: Text = Field(description="Name of the bundle.")
     data: Text = Field(description="Name of the images.")
     batch_size: Whole = Field(description="Images in a batch.")
     attack: dict[str, Any] = Field(description="`name`, `threat_model` and the settings of the attack.")
     batches: list[PhotographBatch] = Field(description="Batch by batch, clean ones first.")
+    knowing: list[KnowingAttack] = Field(description="An attacker who knows everything, before each packaged bundle.")
 
 
 class DemoResults(Part):

@@ -58,7 +58,7 @@ async def serve(
     Raises StateError where an address is taken or the bundle cannot be loaded.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    public, admin = _bound(where.host, where.port), _bound(where.admin_host, where.admin_port)
+    public, admin = bound_socket(where.host, where.port), bound_socket(where.admin_host, where.admin_port)
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, stop.set)
     with public, admin:
@@ -101,7 +101,7 @@ def _server(app: ASGIApp) -> Server:
     )  # fmt: skip
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
     """A listening socket; bound before the bundle is loaded, so that a taken port is heard of at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -1,5 +1,6 @@
 """An HTTP replica on Ray Serve: a whole service of its own, whose worker is the model replicas."""
 
+import errno
 import logging
 import socket
 import sys
@@ -88,11 +89,17 @@ def _own(settings: ServeSettings, rank: int) -> ServeSettings:
 
 
 def _first_free(host: str, port: int) -> socket.socket:
-    """A socket on the first free port. Raises StateError where there is none."""
-    for more in range(PORTS if port else 1):
+    """A listening socket on the first free port. Raises StateError where none is."""
+    for number in range(port, port + PORTS) if port else (0,):
         try:
-            return bound_socket(host, port + more)
-        except StateError:
-            if more + 1 == PORTS or not port:
+            bound = bound_socket(host, number)
+        except StateError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
                 raise
-    raise AssertionError
+            continue
+        try:
+            bound.listen()  # only now is it taken: another replica may have bound it, too
+            return bound
+        except OSError:
+            bound.close()
+    raise StateError(f"{host}:{port}: none of {PORTS} ports is free there; choose another --admin-port")

@@ -5,7 +5,9 @@ deploys them and removes them at its end; a Ray Serve configuration file names `
 """
 
 import logging
+import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ log = logging.getLogger("twoprong")
 
 NAME = "twoprong"  # of the application
 LOOPBACK = "127.0.0.1"
+REACHED = 5.0  # seconds in which a cluster must be reached
 ARGUMENTS = ("bundle", "config", "allow", "admin_host", "admin_port", "json_logs")
 ROOM = 10  # requests that reach an ingress replica for every image that it accepts: it refuses the others itself, at once
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
@@ -93,8 +96,10 @@ def serve_on_ray(deployed: Deployed, where: Addresses, listening: Callable[[Addr
             listening(replace(where, admin_host=host, admin_port=port))
             stop.wait()
             return _drained(handle)
+        except StateError:
+            raise
         except (*LOST, RuntimeError) as error:
-            raise StateError(f"Ray Serve failed: {last_line(str(error))}") from error
+            raise StateError(f"Ray Serve failed: {_last_line(str(error))}") from error
         finally:
             if address:  # else all of Ray ends here
                 _remove()
@@ -129,11 +134,14 @@ def _checked(where: Addresses, elsewhere: bool) -> Addresses:
 
 @contextmanager
 def _connected(address: str) -> Iterator[None]:
+    """Ray, started here or reached at its address. Raises StateError where it is not there."""
     own: dict[str, Any] = {"_node_ip_address": LOOPBACK, "include_dashboard": False} if not address else {}
     try:
+        if (host_port := address.rpartition("//")[2].rpartition(":"))[0]:  # Ray itself would try for many minutes
+            socket.create_connection((host_port[0], int(host_port[2])), REACHED).close()
         ray.init(address or "local", logging_level=logging.WARNING, **own)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise StateError(f"ray.address: cannot reach a cluster at {address!r}: {error}") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise StateError(f"ray.address: expected a cluster at {address or 'this machine'!r}, got: {error}") from error
     try:
         yield
     finally:
@@ -162,7 +170,7 @@ def _running(settings: ServeSettings, stop: threading.Event) -> bool:
             return True
         said = [one.message for one in found.deployments.values() if one.message] or [found.message]
         if found.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise StateError(f"the replicas did not come up: {last_line(said[0])}")
+            raise StateError(f"the replicas did not come up: {_last_line(said[0])}")
         if time.monotonic() > end:
             wanted, there = settings.ray, ray.cluster_resources()
             raise StateError(
@@ -173,5 +181,7 @@ def _running(settings: ServeSettings, stop: threading.Event) -> bool:
     return False
 
 
-def last_line(message: str) -> str:
-    return message.strip().splitlines()[-1] if message.strip() else "Ray says nothing of it"
+def _last_line(message: str) -> str:
+    """Of a traceback what went wrong."""
+    lines = message.strip().splitlines() or ["Ray says nothing of it"]
+    return re.sub(r"^twoprong\.[\w.]+: ", "", lines[-1])

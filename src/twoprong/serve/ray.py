@@ -37,7 +37,7 @@ ROOM = 10  # requests that reach an ingress replica for every image that it acce
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
 SHARED: dict[str, Any] = {
     "health_check_period_s": 1,  # a dead replica is noticed after as long
-    "health_check_timeout_s": 30,
+    "health_check_timeout_s": 10,
     "graceful_shutdown_wait_loop_s": 0.2,
     "logging_config": QUIET,
 }

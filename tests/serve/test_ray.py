@@ -127,26 +127,29 @@ def test_replicas_are_killed_under_load_and_nothing_hangs_then_the_command_ends(
 
         os.kill(first, signal.SIGKILL)
         clients.answered(IMAGES)  # the other one goes on
-        for pid in replicas(process, "Model"):
-            os.kill(pid, signal.SIGKILL)
-        start = time.monotonic()
-        clients.answered(IMAGES)
-        print(f"back after {time.monotonic() - start:.1f} s; {dict(counts)}")
-        assert not {first, second} & {*replicas(process, "Model")}
-        assert set(counts) == {200, 503}, counts
-        assert counts[503] <= 4 * IMAGES  # of the three replicas, a client has lost one image in each, and perhaps one more
+        killed = []
+        while not killed or not counts[503]:  # until a kill comes in the middle of a batch, mostly the first
+            assert len(killed) < 10
+            killed += (there := replicas(process, "Model"))
+            for pid in there:
+                os.kill(pid, signal.SIGKILL)
+            start = time.monotonic()
+            clients.answered(IMAGES)
+            print(f"back after {time.monotonic() - start:.1f} s; {dict(counts)}")
+        assert not {first, second, *killed} & {*replicas(process, "Model")}
+        assert {*+counts} == {200, 503}, counts
+        assert counts[503] <= IMAGES * (len(killed) + 1)  # each client has one image in a batch at most
 
-        process.send_signal(signal.SIGTERM)
         start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
         assert process.wait(40) == 0
         print(f"ended in {time.monotonic() - start:.1f} s; {dict(counts)}")
     finally:
         clients.end()
-    assert set(counts) <= {200, 503, "reset", "refused"}, counts
+    assert {*+counts} <= {200, 503, "reset", "refused"}, counts
     assert sum(clients.agreed) / len(clients.agreed) > 0.8
-    text = log.read_text()
-    assert clients.reset & {*re.findall(r'"request_id": "([^"]+)"', text)} == set()  # those had not been accepted
-    assert "traceback" not in text
+    assert min(clients.reset.values(), default=start) >= start  # what was sent before was answered
+    assert "traceback" not in log.read_text()
     assert replicas(process, "Model") == []
 
 
@@ -190,26 +193,23 @@ def test_admin_ports_follow_each_other_and_review_folders_are_apart(tmp_path):
     assert _own(ServeSettings(), 1) == ServeSettings()
 
 
-def command(tmp_path, more=(), code="from twoprong.__main__ import main; main()", config=""):
-    (tmp_path / "serve.toml").write_text(config)
-    line = [sys.executable, "-c", code, "serve", "--engine", "ray", "--config", str(tmp_path / "serve.toml"), *more]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+MAIN = "from twoprong.__main__ import main; main()"
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("code", "more", "message"),
     [
-        ({"more": ["--device", "cuda"]}, "--device cuda: on Ray the models' device follows ray.model_gpus"),
-        ({"config": "[ray]\nmin_models = 3\nmodel_gpus = 1.5\n"}, "min_models: expected at most max_models = 1, got 3"),
-        ({"code": "import sys; sys.modules['ray'] = None; from twoprong.__main__ import main; main()"},
+        (MAIN, ["--device", "cuda"], "--device cuda: on Ray the models' device follows ray.model_gpus"),
+        (f"import sys; sys.modules['ray'] = None; {MAIN}", [],
          r"serve --engine ray needs more packages \(ray.* is missing\): pip install 'twoprong\[ray\]'"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, given, message):
-    done = command(tmp_path, **given)
+def test_a_mistake_is_one_line_and_exit_code_2(code, more, message):
+    line = [sys.executable, "-c", code, "serve", "--engine", "ray", *more]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert re.search(message, done.stderr)
-    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
 def test_one_machine_needs_no_ray():

@@ -32,6 +32,7 @@ log = logging.getLogger("twoprong")
 NAME = "twoprong"  # of the application
 LOOPBACK = "127.0.0.1"
 REACHED = 5.0  # seconds in which a cluster must be reached
+SENDING = 1.0  # seconds that the last answers have for their way through Ray's proxy
 ARGUMENTS = ("bundle", "config", "allow", "admin_host", "admin_port", "json_logs")
 ROOM = 10  # requests that reach an ingress replica for every image that it accepts: it refuses the others itself, at once
 QUIET = {"enable_access_log": False, "log_level": "WARNING"}
@@ -108,7 +109,9 @@ def serve_on_ray(deployed: Deployed, where: Addresses, listening: Callable[[Addr
 def _drained(handle: Any) -> bool:
     log.info("stopping: what was accepted is answered")
     try:
-        return all(handle.broadcast("drain").results())
+        whole = all(handle.broadcast("drain").results())
+        time.sleep(SENDING)
+        return whole
     except LOST as error:
         log.error("an ingress replica was lost meanwhile: %s", type(error).__name__)
         return False

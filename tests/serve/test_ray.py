@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ pytest.importorskip("ray")
 import twoprong as tp
 from twoprong.data import load_data
 from twoprong.errors import ConfigError, StateError
+from twoprong.serve import ray as module
 from twoprong.serve.ingress import Deployed, _first_free, _own
 from twoprong.serve.ray import ROOM, application, bind
+from twoprong.serve.run import bound_socket
 from twoprong.serve.settings import RaySettings, ServeSettings
 from twoprong.serve.worker import WorkerSettings
 
@@ -181,6 +185,31 @@ def test_what_the_manifest_deploys_can_be_built_and_has_the_machines_it_asks_for
     assert min(graces) > deployed.settings.limits.grace_seconds
     with pytest.raises(ConfigError, match="args: expected bundle"):
         application({"bundel": "x"})
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "message"),
+    [
+        ("DEPLOY_FAILED", "Traceback:\n  x\ntwoprong.errors.BundleError: mine: no such bundle\n",
+         "the replicas did not come up: mine: no such bundle"),
+        ("DEPLOYING", "", r"within 0 s; they need 1 x 1 \+ 1 x 1 CPUs and 1 x 1 GPUs, the cluster has 2 and 0"),
+    ],
+)  # fmt: skip
+def test_replicas_that_do_not_come_up_say_why(monkeypatch, status, said, message):
+    models = SimpleNamespace(message=said)
+    app = SimpleNamespace(status=status, message="", deployments={"Model": models})
+    monkeypatch.setattr(module.serve, "status", lambda: SimpleNamespace(applications={module.NAME: app}))
+    monkeypatch.setattr(module.ray, "cluster_resources", lambda: {"CPU": 2.0})
+    monkeypatch.setattr(module, "STARTING", 0)
+    with pytest.raises(StateError, match=message):
+        module._running(ServeSettings(ray=RaySettings(model_gpus=1)), threading.Event())
+
+
+def test_a_cluster_that_is_not_there_is_heard_of_at_once():
+    with bound_socket("127.0.0.1", 0) as silent:  # bound and not listening: connections are refused
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(StateError, match=f"ray.address: expected a cluster at '{address}'"), module._connected(address):
+            pass
 
 
 def test_admin_ports_follow_each_other_and_review_folders_are_apart(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from twoprong.serve.app import make_app
 from twoprong.serve.batcher import Batcher
 from twoprong.serve.metrics import Metrics
-from twoprong.serve.run import _bound, _server
+from twoprong.serve.run import _server, bound_socket
 from twoprong.serve.service import Service
 from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
@@ -76,7 +76,7 @@ def echoing():
         service = Service(settings, Echo(), model, Metrics())
         service.batcher = batcher(service._judge, service.batcher.settings)
         service.watchdog = Watchdog(service.batcher)
-        server, socket = _server(make_app(service, "test")), _bound("127.0.0.1", 0)
+        server, socket = _server(make_app(service, "test")), bound_socket("127.0.0.1", 0)
         socket.listen()
 
         async def main():

@@ -22,10 +22,10 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
-def serving(bundle, tmp_path, config):
+def serving(bundle, tmp_path, config, *more):
     """The command in a process of its own: gives it, and where it listens."""
     (tmp_path / "serve.toml").write_text(config)
-    command = [sys.executable, "-m", "twoprong", "serve", str(bundle), "--port", "0", "--admin-port", "0"]
+    command = [sys.executable, "-m", "twoprong", "serve", str(bundle), "--port", "0", "--admin-port", "0", *more]
     command += ["--device", "cpu", "--config", str(tmp_path / "serve.toml"), "--log-format", "json"]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from twoprong.serve.admin import make_admin
 from twoprong.serve.review import Review
-from twoprong.serve.run import _bound, _server
+from twoprong.serve.run import _server, bound_socket
 from twoprong.serve.worker import BatchFacts
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -63,7 +63,7 @@ def dashboard(echoing, tmp_path_factory):
 
 @contextmanager
 def _thread(app):
-    server, socket = _server(app), _bound("127.0.0.1", 0)
+    server, socket = _server(app), bound_socket("127.0.0.1", 0)
     socket.listen()
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([socket])))
     thread.start()

@@ -31,6 +31,18 @@ def test_settings_are_read(tmp_path):
     assert load_settings(None) == ServeSettings()
 
 
+def test_replicas_on_ray_must_be_possible(tmp_path):
+    path = tmp_path / "serve.toml"
+    for wrong, message in (
+        ("min_models = 3", "min_models: expected at most max_models = 1, got 3"),
+        ("model_gpus = 1.5", "model_gpus: expected a whole number or a share below 1, got 1.5"),
+        ("ingress = 2", "ray.ingress: unknown key; did you mean 'ingresses'?"),
+    ):
+        path.write_text(f"[ray]\n{wrong}\n")
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load_settings(path)
+
+
 def test_batches_are_kept_inside_what_the_bundle_can_test():
     assert _fitted(BatchSettings(), (3, 60)).max_batch == 60
     assert _fitted(BatchSettings(), (3, 60)).least == 3
@@ -44,6 +56,6 @@ def test_the_documented_settings_are_the_defaults():
     documented = parse_settings(ServeSettings, values, "docs")
     assert documented.model_copy(update={"keys": {}}) == ServeSettings()
     assert documented.keys["alice"] == KeySettings(sha256=documented.keys["alice"].sha256)
-    for section in ("batch", "limits"):
+    for section in ("batch", "limits", "ray", "review"):
         assert {*values[section]} == {*type(getattr(documented, section)).model_fields}
     assert {*values} == {*ServeSettings.model_fields}

@@ -26,10 +26,10 @@ RAW = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 VERSION = "1"  # of the model: a service has one
 
 
-def make_app(service: Service, version: str) -> FastAPI:
-    """The routes over a service."""
+def make_app(service: Service, version: str, echo: bool = True) -> FastAPI:
+    """The routes over a service. `echo` says whether request ids are put into answers here."""
     app = FastAPI(title="twoprong", version=version, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
-    app.add_middleware(Requests, metrics=service.metrics)
+    app.add_middleware(Requests, metrics=service.metrics, echo=echo)
     answers = Answers(service, version)
 
     @app.exception_handler(HTTPException)

@@ -30,10 +30,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Requests:
-    """Middleware: gives each request an id, echoes it, counts and logs what became of it."""
+    """Middleware: gives each request an id, puts it into the answer if `echo`, counts and logs what became of it."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, echo: bool = True) -> None:
+        self.app, self.metrics, self.echo = app, metrics, echo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,7 +47,8 @@ class Requests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+                if self.echo:
+                    message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:

@@ -5,8 +5,8 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -16,8 +16,9 @@ from starlette.types import ASGIApp
 from twoprong.errors import StateError
 from twoprong.serve.admin import make_admin
 from twoprong.serve.app import make_app
-from twoprong.serve.service import running
+from twoprong.serve.service import Service, running, worker_settings
 from twoprong.serve.settings import ServeSettings
+from twoprong.serve.worker import Worker
 
 log = logging.getLogger("twoprong")
 
@@ -57,28 +58,38 @@ async def serve(
     Raises StateError where an address is taken or the bundle cannot be loaded.
     """
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    public, admin = _bound(where.host, where.port), _bound(where.admin_host, where.admin_port)
+    public, admin = bound_socket(where.host, where.port), bound_socket(where.admin_host, where.admin_port)
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, stop.set)
     with public, admin:
-        async with running(bundle, device, settings, allow, demo) as service:
+        worker = Worker(worker_settings(bundle, device, settings, allow, demo))
+        async with running(settings, worker) as service, administered(service, admin):
             front = _server(make_app(service, metadata.version("twoprong")))
-            back = _server(make_admin(service))
-            aside = threading.Thread(target=lambda: asyncio.run(back.serve([admin])), name="admin", daemon=True)
-            aside.start()
             serving = asyncio.create_task(front.serve([public]))
-            for bound in (public, admin):  # by now connections are answered
-                bound.listen(BACKLOG)
+            public.listen(BACKLOG)  # by now connections are answered
             listening(Addresses(*public.getsockname()[:2], *admin.getsockname()[:2]))
             ended = asyncio.create_task(stop.wait())
             await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
             ended.cancel()
             log.info("stopping: %d images are to be answered", service.batcher.pending)
             whole = await service.drain()
-            front.should_exit = back.should_exit = True
+            front.should_exit = True
             await serving
-            aside.join(CLOSING)
             return whole
+
+
+@asynccontextmanager
+async def administered(service: Service, bound: socket.socket) -> AsyncIterator[None]:
+    """The admin port of a service: in a thread, so that it answers when the service's loop is stuck."""
+    back = _server(make_admin(service))
+    aside = threading.Thread(target=lambda: asyncio.run(back.serve([bound])), name="admin", daemon=True)
+    aside.start()
+    bound.listen(BACKLOG)
+    try:
+        yield
+    finally:
+        back.should_exit = True
+        aside.join(CLOSING)
 
 
 def _server(app: ASGIApp) -> Server:
@@ -90,7 +101,7 @@ def _server(app: ASGIApp) -> Server:
     )  # fmt: skip
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound_socket(host: str, port: int) -> socket.socket:
     """A listening socket; bound before the bundle is loaded, so that a taken port is heard of at once."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -1,10 +1,9 @@
-"""The service without HTTP: one worker, one queue, its keys and its numbers; from pixels to probabilities."""
+"""The service without HTTP: a worker or more, one queue, its keys and its numbers; from pixels to probabilities."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
 
 import numpy as np
 
@@ -17,19 +16,20 @@ from twoprong.serve.metrics import Metrics
 from twoprong.serve.review import Review
 from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
-from twoprong.serve.worker import Model, Worker, WorkerSettings
+from twoprong.serve.worker import Judges, Model, WorkerSettings
 
 DECODERS = 2  # threads that read pictures and tensors, so that a large one does not hold up the others
 
 
 class Service:
-    """What the public and the admin application share. Made by `running`."""
+    """What the public and the admin application share. Made by `running`. The worker gets so many `batches` at a time."""
 
-    def __init__(self, settings: ServeSettings, worker: Worker, model: Model, metrics: Metrics) -> None:
+    def __init__(self, settings: ServeSettings, worker: Judges, model: Model, metrics: Metrics, batches: int = 1) -> None:
         self.settings, self.worker, self.model, self.metrics = settings, worker, model, metrics
         self.keys = Keys(settings.keys)
         self.memory = Memory(model.false_alarm_rate)
-        self.batcher = Batcher(self._judge, _fitted(settings.batch, model.sizes), apart=self.memory.watched)
+        fitted = _fitted(settings.batch, model.sizes)
+        self.batcher = Batcher(self._judge, fitted, batches, apart=self.memory.watched)
         self.watchdog = Watchdog(self.batcher)
         self.decoders = ThreadPoolExecutor(DECODERS, "decoder")
         self.draining = False
@@ -67,24 +67,19 @@ class Service:
         return answers
 
 
-@asynccontextmanager
-async def running(
+def worker_settings(
     bundle: str, device: str, settings: ServeSettings, allow: Sequence[str] = (), demo: bool = False
-) -> AsyncIterator[Service]:
+) -> WorkerSettings:
+    """What a worker has to know of the service's settings."""
+    review = bool(settings.review.folder)
+    return WorkerSettings(bundle, device, settings.on_small_batch, settings.threads, tuple(allow), review, demo)
+
+
+@asynccontextmanager
+async def running(settings: ServeSettings, worker: Judges, batches: int = 1) -> AsyncIterator[Service]:
     """A service whose worker is up. Raises StateError if the bundle cannot be loaded, ConfigError if settings do not fit."""
-    metrics = Metrics()
-    given: Any = (
-        bundle,
-        device,
-        settings.on_small_batch,
-        settings.threads,
-        tuple(allow),
-        bool(settings.review.folder),
-        demo,
-    )
-    worker = Worker(WorkerSettings(*given))
     try:
-        service = Service(settings, worker, await worker.start(), metrics)
+        service = Service(settings, worker, await worker.start(), Metrics(), batches)
         beat = asyncio.create_task(service.watchdog.beat())
         try:
             yield service

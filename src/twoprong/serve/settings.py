@@ -58,6 +58,31 @@ class ReviewSettings(Settings):
     max_bytes: Count = 100 * 2**20
 
 
+class RaySettings(Settings):
+    """For `--engine ray`. `address` is that of a running cluster ("auto" finds it); without, Ray runs on this machine alone.
+
+    There are `ingresses` HTTP replicas, each with a queue of its own, and `min_models` to `max_models` model replicas, as
+    many as the batches that wait ask for. CPUs and GPUs are what Ray sets aside for one replica.
+    """
+
+    address: str = ""
+    ingresses: Count = 1
+    min_models: Count = 1
+    max_models: Count = 1
+    ingress_cpus: Positive = 1.0
+    model_cpus: Positive = 1.0
+    model_gpus: NotNegative = 0.0
+
+    @model_validator(mode="after")
+    def _possible(self) -> "RaySettings":
+        if self.min_models > self.max_models:
+            raise ValueError(f"min_models: expected at most max_models = {self.max_models}, got {self.min_models}")
+        for name in ("ingress_cpus", "model_cpus", "model_gpus"):
+            if (value := getattr(self, name)) > 1 and value % 1:
+                raise ValueError(f"{name}: expected a whole number or a share below 1, got {value:g}")
+        return self
+
+
 class KeySettings(Settings):
     """An API key: its SHA-256 in hexadecimal, and how many images a second it may send (in bursts of `burst`)."""
 
@@ -72,6 +97,7 @@ class ServeSettings(Settings):
     batch: BatchSettings = BatchSettings()
     limits: LimitSettings = LimitSettings()
     review: ReviewSettings = ReviewSettings()
+    ray: RaySettings = RaySettings()
     keys: dict[str, KeySettings] = Field(default_factory=dict)
     on_small_batch: Literal["denoise", "classify"] = "denoise"
     page: Flag = True  # for people, at /

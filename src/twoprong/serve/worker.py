@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -46,6 +46,11 @@ class Model:
     false_alarm_rate: float
     samples: tuple[dict[str, Any], ...] = ()
 
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> "Model":
+        names = [name for name in ("shape", "sizes", "classes", "samples") if said[name] is not None]
+        return cls(**said | {name: tuple(said[name]) for name in names})
+
 
 @dataclass(frozen=True)
 class BatchFacts:
@@ -68,6 +73,47 @@ class BatchFacts:
 
 class WorkerError(TwoprongError):
     """The worker process ended in the middle of a batch."""
+
+
+class Judges(Protocol):
+    """Whoever does the model's work for a service: one process here, or replicas elsewhere (`replicas.py`)."""
+
+    settings: WorkerSettings
+    restarts: int
+
+    @property
+    def ready(self) -> bool: ...
+
+    async def start(self) -> Model:
+        """Wait for the bundle. Raises StateError if it cannot be loaded."""
+
+    async def stop(self) -> None: ...
+
+    async def __call__(
+        self, batch: Sequence[Entry], watched: Collection[str] = ()
+    ) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
+        """The probabilities for each entry, by its number, and the facts of the batch. Images of `watched` keys take the
+        flagged route. Raises WorkerError where the model went away, TwoprongError where it failed."""
+
+
+def question(batch: Sequence[Entry], watched: Collection[str]) -> tuple[dict[str, Any], bytes]:
+    """A batch as it is sent: head and body."""
+    images, keys = [entry.payload for entry in batch], [entry.key for entry in batch]
+    head = {"numbers": [entry.number for entry in batch], "keys": keys, "kinds": wire.kinds(images)}
+    return head | {"watched": sorted({*keys}.intersection(watched))}, b"".join(image.tobytes() for image in images)
+
+
+def answer(batch: Sequence[Entry], found: dict[str, Any], body: bytes) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
+    """What came back for a batch. Raises TwoprongError where it is an error."""
+    if "error" in found:
+        raise TwoprongError(found["error"])
+    images, keys = [entry.payload for entry in batch], tuple(entry.key for entry in batch)
+    numbers = found.pop("numbers")
+    shown, size = len(found["shown"]), images[0].size
+    answers = np.frombuffer(body[: len(body) - shown * size], np.float32).reshape(len(numbers), -1)
+    seen = np.frombuffer(body[len(body) - shown * size :], np.uint8).reshape(shown, *images[0].shape)
+    facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    return dict(zip(numbers, answers, strict=True)), BatchFacts(len(batch), keys, images=images, seen=seen, **facts)
 
 
 class Worker:
@@ -104,16 +150,12 @@ class Worker:
     async def __call__(
         self, batch: Sequence[Entry], watched: Collection[str] = ()
     ) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
-        """The probabilities for each entry, by its number, and the facts of the batch. Images of `watched` keys take the
-        flagged route. Raises WorkerError; a cancelled call kills the worker."""
+        """As `Judges` promises; a cancelled call kills the worker."""
         await self._up.wait()
         assert self._process is not None
-        process, images = self._process, [entry.payload for entry in batch]
-        keys = [entry.key for entry in batch]
-        head = {"numbers": [entry.number for entry in batch], "keys": keys, "kinds": wire.kinds(images)}
-        head["watched"] = sorted({*keys}.intersection(watched))
+        process = self._process
         try:
-            found, body = await self._exchange(process, wire.pack(head, b"".join(image.tobytes() for image in images)))
+            found, body = await self._exchange(process, wire.pack(*question(batch, watched)))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             if self._process is process:  # the next batch waits for the next process
                 self._up.clear()
@@ -122,16 +164,7 @@ class Worker:
             self._up.clear()
             process.kill()
             raise
-        if "error" in found:
-            raise TwoprongError(found["error"])
-        numbers = found.pop("numbers")
-        shown, size = len(found["shown"]), images[0].size
-        answers = np.frombuffer(body[: len(body) - shown * size], np.float32).reshape(len(numbers), -1)
-        seen = np.frombuffer(body[len(body) - shown * size :], np.uint8).reshape(shown, *images[0].shape)
-        facts: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-        return dict(zip(numbers, answers, strict=True)), BatchFacts(
-            len(batch), tuple(keys), images=images, seen=seen, **facts
-        )
+        return answer(batch, found, body)
 
     async def _exchange(self, process: asyncio.subprocess.Process, message: bytes) -> tuple[Any, bytes]:
         assert process.stdin is not None
@@ -157,8 +190,7 @@ class Worker:
             await self._end()
             raise StateError(said["error"])
         self._up.set()
-        said |= {name: tuple(said[name]) for name in ("shape", "sizes", "classes", "samples") if said[name] is not None}
-        return Model(**said)
+        return Model.of(said)
 
     async def _end(self) -> None:
         if self._process is None:

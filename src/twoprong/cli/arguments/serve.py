@@ -15,6 +15,11 @@ class LogFormat(StrEnum):
     json = "json"
 
 
+class Engine(StrEnum):
+    local = "local"
+    ray = "ray"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments:
     """Answer single images over HTTP: they are queued until they make a batch that can be tested. docs/serving.md."""
@@ -27,6 +32,9 @@ class ServeArguments:
     config: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A TOML file: batches, limits, API keys.")
     ] = None
+    engine: Annotated[
+        Engine, typer.Option(help="local: a worker process here. ray: replicas on Ray Serve, on one machine or many.")
+    ] = Engine.local
     device: OnDevice = Device.auto
     allow: Allow = None
     log_format: Annotated[LogFormat, typer.Option(help="How the log on stderr is written.")] = LogFormat.text

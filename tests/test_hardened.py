@@ -24,6 +24,8 @@ from twoprong.robust.run import save_weights
 from twoprong.seeds import generator
 from twoprong.whitebox import OneRoute
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 SETTINGS = (
     "attack.eps=0.2", "attack.step=0.05", "attack.steps=4", "kernel.epochs=20", "detector.permutations=50",
     "detector.max_batch_size=20", "classifier.epochs=8", "robust.epochs=5", "robust.ema=0.95", "robust.early_steps=3",

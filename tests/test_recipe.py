@@ -9,6 +9,8 @@ from twoprong.data.tensors import image_digests
 from twoprong.errors import InputError
 from twoprong.storage import fingerprint
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 
 @pytest.fixture(scope="module")
 def fitted(classifier, few, tiny_config):

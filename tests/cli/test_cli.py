@@ -19,6 +19,8 @@ from twoprong.manifest import FORMAT
 from twoprong.measure import over_batches
 from twoprong.seeds import generator
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 FAST = """
 [attack]
 eps = 0.2

@@ -16,6 +16,8 @@ import twoprong as tp
 from twoprong.cli import app
 from twoprong.errors import TwoprongError
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 NAMES = ("zero", "one", "two", "three")  # the order of the net's outputs; by the alphabet it is one, three, two, zero
 FACTORY = """
 from torch import nn

@@ -12,7 +12,8 @@ from twoprong.config import FitConfig, parse_config
 from twoprong.data.digits import load_digits
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
-from twoprong.detect.calibrate import Thresholds
+from twoprong.detect import calibrate
+from twoprong.detect.calibrate import BATCHES, Thresholds
 from twoprong.recipe import fit, train_named
 
 SMALL = {
@@ -60,7 +61,17 @@ def classifier(digits: ImageData, small_config: FitConfig) -> nn.Module:
 
 @pytest.fixture(scope="session")
 def defense(classifier: nn.Module, digits: ImageData, small_config: FitConfig) -> Defense:
-    return fit(classifier, digits.train, config=small_config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "BATCHES", BATCHES)  # whichever module asks for it first
+        return fit(classifier, digits.train, config=small_config)
+
+
+@pytest.fixture(scope="module")
+def rough():
+    """For modules with many fits whose thresholds no test looks at closely: a tenth of the batches is drawn for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calibrate, "BATCHES", BATCHES // 10)
+        yield
 
 
 @pytest.fixture(scope="session")

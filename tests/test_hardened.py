@@ -24,9 +24,11 @@ from twoprong.robust.run import save_weights
 from twoprong.seeds import generator
 from twoprong.whitebox import OneRoute
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 SETTINGS = (
     "attack.eps=0.2", "attack.step=0.05", "attack.steps=4", "kernel.epochs=20", "detector.permutations=50",
-    "detector.max_batch_size=120", "classifier.epochs=8", "robust.epochs=6", "robust.ema=0.95", "robust.early_steps=3",
+    "detector.max_batch_size=20", "classifier.epochs=8", "robust.epochs=5", "robust.ema=0.95", "robust.early_steps=3",
 )  # fmt: skip
 
 
@@ -39,6 +41,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 10, "penalties": (1.0,)})  # it takes longest
+        patch.setattr("twoprong.evaluation.baselines.magnet.PASSES", 2)
         runs = [
             CliRunner().invoke(app, [*command, "--json"])
             for command in ([*fit, *(f"--set={one}" for one in SETTINGS)], [*evaluate, "--out", "evaluation"])

@@ -9,6 +9,8 @@ from twoprong.data.tensors import image_digests
 from twoprong.errors import InputError
 from twoprong.storage import fingerprint
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 
 @pytest.fixture(scope="module")
 def fitted(classifier, few, tiny_config):
@@ -68,11 +70,13 @@ def guided_by(config, guide, **kernel):
     return config.model_copy(update=changed)
 
 
-def test_the_denoiser_is_guided_by_the_kernel_as_it_starts_or_by_the_detectors(classifier, digits, small_config):
-    def fitted(guide, **kernel):
-        return tp.fit(classifier, digits.train, config=guided_by(small_config, guide, **kernel), measure=False)
+def test_the_denoiser_is_guided_by_the_kernel_as_it_starts_or_by_the_detectors(classifier, digits, tiny_config):
+    enough = tiny_config.model_copy(update={"splits": tiny_config.splits.model_copy(update={"kernel": 250})})
 
-    learned = [fitted("median"), fitted("detector")]
+    def fitted(guide, **kernel):
+        return tp.fit(classifier, digits.train, config=guided_by(enough, guide, **kernel), measure=False)
+
+    learned = [fitted(guide, epochs=20) for guide in ("median", "detector")]
     assert fingerprint(learned[0].detector) == fingerprint(learned[1].detector)
     assert fingerprint(learned[0].flagged.denoiser) != fingerprint(learned[1].flagged.denoiser)
     unlearned = fitted("detector", epochs=0, projections=(0,))

@@ -46,8 +46,9 @@ def blurred(defense, classifier):
     return Defense(**vars(replace(defense.parts, flagged=Blurred(classifier, classifier, 0.5))))
 
 
-def test_a_new_kind_of_route_is_one_class(blurred, digits):
+def test_a_new_kind_of_route_is_one_class(blurred, digits, monkeypatch):
     """By `quick`, every attack and every check meets it; the flagged route alone is a baseline under its kind's name."""
+    monkeypatch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 20, "penalties": (1.0, 10.0)})
     found = tp.evaluate(blurred, digits.test[:100], batch_size=20, count=20)
     results = found.results if isinstance(found.results, dict) else found.results.model_dump(mode="json")
     assert found.reliable, [check for check in results["sanity"] if check["status"] == "failed"]

@@ -90,6 +90,8 @@ def fit(
     config = as_config(config)
     check_choice("precision", precision, get_args(Precision))
     data = as_labelled(images, labels)
+    if config.mode == "hardened" and robust is None:
+        _architecture(classifier, config)  # before the work: it may refuse
     if features is None and config.detector.extractor is not None:
         count = int(data.labels.max()) + 1 if classes is None else len(classes)
         with showing(progress) as listen:

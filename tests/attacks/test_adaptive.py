@@ -23,7 +23,7 @@ from twoprong.errors import InputError
 from twoprong.seeds import generator
 
 EPS = 0.2
-FAST = {"steps": 4, "draws": 2, "square_steps": 10, "searches": 1, "penalties": (1.0,)}
+FAST = {"steps": 4, "draws": 2, "targets": 2, "square_steps": 10, "searches": 1, "penalties": (1.0,)}
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_drawing_back_ends_on_the_passing_side_or_at_the_clean_batch(clean, move
 
 def test_greedy_spends_the_slack_and_no_more(defense, classifier, batch):
     images, labels = batch
-    attack = Greedy(eps=EPS)
+    attack = Greedy(eps=EPS, penalties=(0.0, 10.0))
     result = attack(defense, images, labels, generator(0, "greedy"))
     changed = (result.images != images).flatten(1).any(1)
     assert not result.flagged

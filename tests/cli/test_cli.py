@@ -19,6 +19,8 @@ from twoprong.manifest import FORMAT
 from twoprong.measure import over_batches
 from twoprong.seeds import generator
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 FAST = """
 [attack]
 eps = 0.2
@@ -233,7 +235,7 @@ def test_fit_around_a_users_own_classifier_with_weights(tmp_path, digits):
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
     arguments = ("fit", "--data", "digits", "--config", "fast.toml", "--out", "bundle", "--held-out", "none")
     assert "torch.nn.Module, got int" in refused(inside(*arguments, "--classifier", "mynet:number", cwd=tmp_path))
-    run = twoprong(*arguments, "--classifier", "mynet:make", "--weights", "weights.safetensors", cwd=tmp_path)
+    run = inside(*arguments, "--classifier", "mynet:make", "--weights", "weights.safetensors", cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     with pytest.raises(tp.errors.BundleError, match=r"made by mynet:make.*--allow mynet"):
         tp.load(tmp_path / "bundle")
@@ -286,11 +288,11 @@ def test_the_packaged_bundle_works_by_its_name_alone(tmp_path):
     shown = inside("inspect", "cifar10-small", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "all files verified" in shown.stdout
-    attack = ("--attack", "fgsm", "--images", "20", "--batch-size", "20", "--json")
+    attack = ("--attack", "fgsm", "--images", "10", "--batch-size", "10", "--json")
     run = inside("attack", "cifar10-small", *attack, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
     summary = json.loads(run.stdout)
-    assert summary["images"] == summary["images_changed"] == 20
+    assert summary["images"] == summary["images_changed"] == 10
 
 
 def test_images_must_be_named_for_any_other_bundle(fitted):

@@ -1,9 +1,10 @@
-"""The demo with less training, as a command; and once more in another process, without the packaged bundle."""
+"""The demo with less training and shorter attacks, as a command; and in another process, without the packaged bundle."""
 
 import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from twoprong.attacks.match import Match
 from twoprong.attacks.noise import Noise
 from twoprong.attacks.paper import Paper
 from twoprong.attacks.route import RouteAttack
-from twoprong.demo import photographs
+from twoprong.demo import knowing, photographs
 from twoprong.demo import run as module
 from twoprong.demo.photographs import SHOWN
 from twoprong.presets import PRESETS
 from twoprong.seeds import generator
 
-EPOCHS, ROUNDS, BATCHES = 20, 6, 2  # of the denoiser; of all batches; of photographs, clean and attacked
+EPOCHS = {"denoiser": 15, "kernel": 50}
+ROUNDS, BATCHES, BATCH_SIZE = 6, 2, 25  # of all batches; of photographs, clean and attacked
 COMMAND = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -35,10 +37,16 @@ main()
 
 def shorten(patch):
     usual = PRESETS["digits"]
-    short = usual.model_copy(update={"denoiser": usual.denoiser.model_copy(update={"epochs": EPOCHS})})
-    patch(module, "PRESETS", PRESETS | {"digits": short})
+    short = {name: getattr(usual, name).model_copy(update={"epochs": epochs}) for name, epochs in EPOCHS.items()}
+    patch(module, "PRESETS", PRESETS | {"digits": usual.model_copy(update=short)})
     patch(module, "ROUNDS", ROUNDS)
     patch(photographs, "BATCHES", BATCHES)
+    patch(photographs, "BATCH_SIZE", BATCH_SIZE)
+    patch(photographs, "ATTACK", replace(photographs.ATTACK, steps=4))
+    patch(knowing, "IMAGES", 4)
+    for name in ("PAPER", "HARDENED"):
+        called, attack = getattr(knowing, name)
+        patch(knowing, name, (called, replace(attack, steps=2)))
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +71,15 @@ def test_the_same_seed_gives_the_same_numbers_in_two_processes_and_without_the_p
     apart = {"photographs": None, "seconds": 0}
     assert again | apart == run[1] | apart
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == again
+
+
+def test_an_attacker_who_knows_everything_meets_both_modes(run):
+    rows = run[1]["photographs"]["knowing"]
+    assert [(row["bundle"], row["attack"]["name"]) for row in rows] == [
+        ("cifar10-small", "evade"),
+        ("cifar10-small-hardened", "gate"),
+    ]
+    assert all(row["attacked"] <= row["clean"] for row in rows)
 
 
 def test_photographs_go_through_the_packaged_bundle(run):
@@ -115,12 +132,12 @@ def test_an_attacker_who_knows_the_defence_gets_much_further(run, digits):
     noise, _ = left(Noise(eps=eps))
     bare, flagged = left(PGD(eps=eps, steps=40), defense.classifier)
     assert flagged
-    paper, flagged = left(Paper(eps=eps, steps=40, draws=4))
+    paper, flagged = left(Paper(eps=eps, steps=40, draws=2))
     assert flagged
     evade, evade_flagged = left(Evade(eps=eps, penalties=(10.0,)))
     match, _ = left(Match(eps=eps, weights=((0.3, 1.0), (3.0, 10.0))))
     greedy, greedy_flagged = left(Greedy(eps=eps, penalties=(0.0, 10.0)))
-    route, _ = left(RouteAttack(eps=eps, steps=20, draws=4))
+    route, _ = left(RouteAttack(eps=eps, steps=20, draws=2))
     assert not evade_flagged
     assert not greedy_flagged
     assert min(evade, greedy, match, route) <= paper - 0.30

@@ -47,7 +47,7 @@ def assert_in_band(alarms, rate):
 def detector():
     """Calibrated as users do it, at the rate of 5 %, with the threshold that is as often too high as too low."""
     config = DetectorConfig(min_batch_size=10, max_batch_size=100, confidence=0.5)
-    return new_detector().calibrate(clean(1500, "pool"), config, seed=0)
+    return new_detector().calibrate(clean(1000, "pool"), config, seed=0)
 
 
 @pytest.mark.parametrize("n", [*SIZES, 17, 37])
@@ -70,8 +70,8 @@ def test_the_threshold_of_one_size_does_not_hold_for_another(detector):
 
 @pytest.fixture(scope="module")
 def gram():
-    """What `calibrate` needs of a pool of 3000: its Gram matrix, that with the reference, the reference's own mean."""
-    detector, pool = new_detector(), clean(3000, "large pool")
+    """What `calibrate` needs of a pool of 2000: its Gram matrix, that with the reference, the reference's own mean."""
+    detector, pool = new_detector(), clean(2000, "large pool")
     k = detector.k_reference
     within = (k.sum() - k.trace()) / (len(k) * (len(k) - 1))
     return detector, detector.kernel(pool, pool), detector.kernel(detector.reference, pool), within.item()

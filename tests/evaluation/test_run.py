@@ -11,18 +11,22 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 import twoprong as tp
+from twoprong.attacks.base import Attack
 from twoprong.attacks.evade import Evade
 from twoprong.attacks.noise import Noise
 from twoprong.attacks.partial import Partial
 from twoprong.attacks.pgd import PGD
 from twoprong.cli import app
 from twoprong.cli.evaluate import _show as show
+from twoprong.data import load_data
 from twoprong.errors import InputError
 from twoprong.evaluation import pieces as pieces_module
 from twoprong.evaluation.protocols import Item
@@ -32,6 +36,9 @@ from twoprong.recipe import paper_defense
 from twoprong.results import EvaluationResults, read_results
 from twoprong.results.part import Origin
 from twoprong.storage import fingerprint
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import processes
 
 EPS = 0.2
 SIZES = ["--images", "20", "--batch-size", "10"]
@@ -75,16 +82,15 @@ def place(own, defense, digits, tmp_path_factory):
     return folder
 
 
-def command(*arguments, cwd, **settings):
-    return subprocess.Popen(
-        [sys.executable, "-m", "twoprong", *map(str, arguments)],
-        cwd=cwd,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **settings,
-    )
+@pytest.fixture(scope="module")
+def photos(place, digits):
+    """A few of the digits, as files beside the bundle: baselines learn from all that there are."""
+    for part, count in (("train", 100), ("test", 60)):
+        for number, (image, label) in enumerate(zip(*vars(getattr(digits, part)[:count]).values(), strict=True)):
+            path = place / "photos" / part / str(int(label)) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image[0] * 255).byte().numpy()).save(path)
+    return load_data(str(place / "photos"))
 
 
 def numbers(results):
@@ -97,56 +103,58 @@ def numbers(results):
 
 
 @pytest.fixture(scope="module")
-def killed(place, own, digits):
+def killed(place, own, photos):
     """`quick` on the command line, killed twice, its second half done by another, then resumed to the end.
 
     Its results, and what was there at each kill.
     """
-    given = ["--data", "digits", "--classifier", "mine:make", "--seed", "3", "--out", "out"]
+    given = ["--data", "photos", "--classifier", "mine:make", "--seed", "3", "--out", "out"]
     arguments = ["evaluate", "bundle", *given, *SIZES, "--resume", "--json"]
-    snapshots = []
-    for pieces in (4, 55):
-        process = command(*arguments, cwd=place)
-        work = place / "out" / "work"
+    work, log, snapshots = place / "out" / "work", place / "log", []
+    for pieces in (4, 20):
+        process = processes.start(arguments, place, log, log)
         while len(list(work.rglob("*.safetensors"))) < pieces:
-            assert process.poll() is None, process.communicate()[1]
+            assert process.is_alive(), log.read_text()
             time.sleep(0.01)  # look again; nothing depends on how long this takes
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.kill()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
         snapshots.append({path: path.stat().st_mtime_ns for path in work.rglob("*.safetensors")})
     defense = tp.load(place / "bundle", classifier=own)
-    done = evaluate_part(defense, digits.test, None, "quick", place / "out", (2, 2), **SETTINGS, train=digits.train)
+    done = evaluate_part(defense, photos.test, None, "quick", place / "out", (2, 2), **SETTINGS, train=photos.train)
     there = {(path.parent.name, path.stem) for path in (work / "attacks").rglob("*.safetensors")}
     assert 0 < done <= len(there)
-    process = command(*arguments, cwd=place)
-    output, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    return place / "out", json.loads(output), snapshots
+    command = [sys.executable, "-m", "twoprong", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stderr
+    return place / "out", json.loads(run.stdout), snapshots
 
 
-def test_a_run_killed_twice_computes_nothing_twice(killed):
-    folder, _, snapshots = killed
+def test_a_run_killed_twice_computes_nothing_twice(killed, place, own, photos, monkeypatch, tmp_path):
+    folder, results, snapshots = killed
     first, second = snapshots
     assert 0 < len(first) < len(second)
     for path, written in (first | second).items():
         assert path.stat().st_mtime_ns == written
     assert not list(folder.rglob(".*.partial"))
-
-
-def test_python_gives_the_same_numbers_as_the_killed_command(killed, place, own, digits, tmp_path):
-    """The command imports the classifier, Python hands it over."""
-    folder, results, _ = killed
-    loaded = tp.load(place / "bundle", classifier=own)
-    settings = {"train": digits.train, **SETTINGS}
-    again = tp.evaluate(loaded, digits.test, **settings)  # without a folder to keep things in
-    assert numbers(again.results) == numbers(results)
-    assert again.worst_case == results["worst_case"]["defense"]["per_batch"]
-    # It goes on with the command's run, which it can only do if weights, images and settings are the same to the bit.
+    # Python goes on with the command's run, which it can only do if weights, images and settings are the same to the bit.
     shutil.copytree(folder, tmp_path / "out")
     before = sorted((tmp_path / "out").rglob("*.safetensors"))
-    resumed = tp.evaluate(loaded, digits.test, **settings, out=tmp_path / "out", resume=True)
+    loaded = tp.load(place / "bundle", classifier=own)
+    monkeypatch.setattr(Attack, "__call__", None)  # what is there is not made again
+    resumed = tp.evaluate(loaded, photos.test, **SETTINGS, train=photos.train, out=tmp_path / "out", resume=True)
     assert numbers(resumed.results) == numbers(results)
     assert sorted((tmp_path / "out").rglob("*.safetensors")) == before
+
+
+def test_python_gives_the_same_numbers_as_the_killed_command(killed, place, own, photos):
+    """The command imports the classifier, Python hands it over."""
+    _, results, _ = killed
+    loaded = tp.load(place / "bundle", classifier=own)
+    again = tp.evaluate(loaded, photos.test, **SETTINGS, train=photos.train)  # without a folder to keep things in
+    assert numbers(again.results) == numbers(results)
+    assert again.worst_case == results["worst_case"]["defense"]["per_batch"]
 
 
 def test_the_worst_case_recomputed_by_hand(killed):
@@ -276,7 +284,7 @@ def test_a_classifier_in_training_mode_is_evaluated_as_deployed_and_left_as_it_w
 
 def test_training_images_need_no_labels(defense, digits):
     results = tp.evaluate(
-        defense, digits.test[:20], protocol=ITEMS[:1], batch_size=20, train=digits.train.images, precision="bf16"
+        defense, digits.test[:20], protocol=ITEMS[:1], batch_size=20, train=digits.train.images[:100], precision="bf16"
     ).results
     assert "magnet" in results.worst_case
     assert results.run.precision == "bf16"
@@ -333,7 +341,7 @@ def test_a_run_resumed_under_another_commit_says_so(defense, digits, tmp_path, m
     assert "parts resumed from before" in (tmp_path / "results.md").read_text()
 
 
-def test_results_of_another_run_are_not_resumed(defense, digits, tmp_path):
-    tp.evaluate(defense, digits.test[:20], protocol=ITEMS[:2], batch_size=20, out=tmp_path)
+def test_results_of_another_run_are_not_resumed(killed, place, own, photos):
+    loaded, other = tp.load(place / "bundle", classifier=own), SETTINGS | {"seed": SETTINGS["seed"] + 1}
     with pytest.raises(InputError, match="other weights, images or settings"):
-        tp.evaluate(defense, digits.test[:20], protocol=ITEMS[:2], batch_size=20, out=tmp_path, seed=1, resume=True)
+        tp.evaluate(loaded, photos.test, **other, train=photos.train, out=killed[0], resume=True)

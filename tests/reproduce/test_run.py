@@ -31,6 +31,8 @@ from twoprong.robust import METHODS
 from twoprong.seeds import initialised
 from twoprong.storage import fingerprint
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["reproduce", *map(str, arguments)])

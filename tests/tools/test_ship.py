@@ -17,6 +17,8 @@ from twoprong.models.zoo import build
 from twoprong.seeds import generator, initialised
 from twoprong.storage import load_tensors
 
+pytestmark = pytest.mark.usefixtures("rough")
+
 ROOT = Path(__file__).parents[2]
 tool = runpy.run_path(str(ROOT / "tools" / "ship.py"))
 ship, state = tool["ship"], tool["state"]

@@ -57,7 +57,7 @@ def around(defense, classifier):
 
 
 def test_a_sound_defence_passes_every_check(defense, digits):
-    found = checks(defense, digits, protocol())
+    found = checks(defense, digits, protocol(steps=10))
     assert len(found) == 12
     assert set(found.values()) <= {"passed", "not converged"}
     assert "convergence" in found

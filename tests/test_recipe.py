@@ -7,6 +7,7 @@ import twoprong as tp
 from twoprong.data.splits import split
 from twoprong.data.tensors import image_digests
 from twoprong.errors import InputError
+from twoprong.recipe import train_named
 from twoprong.storage import fingerprint
 
 pytestmark = pytest.mark.usefixtures("rough")
@@ -194,3 +195,20 @@ def test_no_held_out_images_for_a_classifier_from_elsewhere_is_a_choice(classifi
     with pytest.raises(KeyboardInterrupt):
         tp.fit(foreign, digits.train, config=small_config, progress=stop)
     assert "held_out: none given" in caplog.text
+
+
+def test_a_classifier_trained_against_a_tiny_attacker_withstands_more_of_it(classifier, digits, small_config, tmp_path):
+    eps = 0.1
+    course = small_config.classifier.model_copy(update={"eps": eps, "epochs": 12})
+    config = small_config.model_copy(update={"classifier": course})
+    said = []
+    made = train_named("cnn", digits.train, 10, config, tmp_path, progress=lambda stage, *_: said.append(stage))
+    attack, test = tp.attacks.ATTACKS["pgd"](eps=eps, steps=10), digits.test[:200]
+    held = {
+        net: attack(net, test.images, test.labels, torch.Generator().manual_seed(0)).accuracy for net in (classifier, made)
+    }
+    assert held[made] > held[classifier] + 0.1
+    assert (made(test.images).argmax(1) == test.labels).double().mean() > 0.9
+    assert set(said) == {"classifier"}
+    again = train_named("cnn", digits.train, 10, config, tmp_path, resume=True)
+    assert fingerprint(again) == fingerprint(made)

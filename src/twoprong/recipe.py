@@ -16,7 +16,7 @@ from twoprong.attacks.craft import craft
 from twoprong.checkpoint import Checkpoint
 from twoprong.checks import check_accuracy, check_classifier, check_held_out, overlap
 from twoprong.choices import check_choice
-from twoprong.config import FitConfig
+from twoprong.config import AttackConfig, FitConfig
 from twoprong.data.images import ImageLike
 from twoprong.data.splits import Splits, split
 from twoprong.data.tensors import Labelled, as_labelled
@@ -39,10 +39,11 @@ from twoprong.progress import Progress, showing, silent
 from twoprong.purify.train import train_denoiser
 from twoprong.robust.gate import choose_tau, lead
 from twoprong.robust.settings import RobustConfig
-from twoprong.robust.train import train_robust
+from twoprong.robust.train import as_classifier, train_robust
 from twoprong.routes import Denoised, Direct, Gated, Robust, Route
 from twoprong.storage import fingerprint
 
+TINY_STEPS = 3  # of an attacker whose budget is a fraction of the defence's
 CHECKPOINTS = "checkpoints"  # the sub-directory of the working directory that is ours to delete
 
 log = logging.getLogger("twoprong")
@@ -269,7 +270,13 @@ def train_named(
 
     So reference and calibration images are unseen by the classifier too. `stage` names its checkpoint.
     """
-    part = split(data, config.splits, config.seed).denoiser
+    parts = split(data, config.splits, config.seed)
+    part = parts.denoiser
+    if config.classifier.eps:
+        attack = AttackConfig(norm=config.attack.norm, eps=config.classifier.eps, steps=TINY_STEPS)
+        place = None if work is None else Path(work) / CHECKPOINTS / stage
+        made = as_classifier("at", name, config.classifier, attack)
+        return train_robust(made, part, parts.kernel, classes, config.seed, None, place, resume, progress, precision, stage)
     settings = [config.classifier.model_dump(), config.seed, part.images.device.type, precision]
     key = fingerprint(name, classes, part.images, part.labels, settings)
     checkpoint = Checkpoint(None if work is None else Path(work) / CHECKPOINTS / f"{stage}.safetensors", key, resume)

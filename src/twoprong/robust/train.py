@@ -30,6 +30,7 @@ def train_robust(
     resume: bool = False,
     progress: Progress = silent,
     precision: Precision = "fp32",
+    stage: str = "robust network",
 ) -> nn.Module:
     """The network of the epoch that does best on `held_out`, clean and under PGD-20; in eval mode, frozen.
 
@@ -44,7 +45,7 @@ def train_robust(
 
     def report(mark: Mark) -> None:
         note = f"held out: {mark.clean:.1%} clean, {mark.robust:.1%} under PGD-20"
-        progress("robust network", mark.epoch, config.epochs, note)
+        progress(stage, mark.epoch, config.epochs, note)
 
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         train(trainer, exam, Path(place), key, resume, max(1, config.epochs // MARKS), report)

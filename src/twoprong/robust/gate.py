@@ -1,7 +1,7 @@
 """What a gate between a robust network R and an accurate one A would reach, from R's margins alone.
 
 The gate answers with R where R's margin, the lead of its first class over its second, is at least τ, otherwise with A. An
-attacker wins if he gets R below τ (A, which has no robustness, is then his) or makes R choose wrongly. So, image by image:
+attacker wins if he gets R below τ (A is given away here: a natural one has no robustness) or makes R choose wrongly. So:
 
 - robust: the smallest margin for the true class that is reachable in the ball is still ≥ τ;
 - clean: R is right with a margin ≥ τ, or its margin is < τ and A is right.

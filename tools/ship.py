@@ -20,6 +20,7 @@ from twoprong.data import ImageData, Labelled, load_data
 from twoprong.data.tensors import image_digests
 from twoprong.errors import InputError, TwoprongError
 from twoprong.evaluation.protocols import PROTOCOLS
+from twoprong.models.compact import compact
 from twoprong.models.train import accuracy
 from twoprong.parts import stored_networks
 from twoprong.routes import Denoised
@@ -46,11 +47,9 @@ def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = M
     if torch.isin(image_digests(test.images), known).any():
         raise InputError(f"{bundle}: test images are in its reference, or it was calibrated on them; fit on others")
     if denoiser is not None:
-        with torch.no_grad():
-            for tensor, value in floats(denoiser):
-                value.copy_(value.half())
-                if not value.isfinite().all():
-                    raise InputError(f"{bundle}: the denoiser's {tensor} has numbers too large for half precision")
+        for tensor, value in floats(compact(denoiser)):
+            if not value.isfinite().all():
+                raise InputError(f"{bundle}: the denoiser's {tensor} has numbers too large for half precision")
     defense.about |= {"classes": list(data.classes), "rounded": "all networks"}
     with tempfile.TemporaryDirectory() as folder:
         size = write(defense, test, Path(folder), name)

@@ -321,20 +321,3 @@ def test_only_what_a_compiler_can_follow_is_compiled(ours):
 
     objective(DUNet(1, 0.125), features, setting.kernel, DenoiserConfig(), "fp32", compiler)
     assert bool(asked) == ours
-
-
-def test_adversarial_images_can_be_renewed_before_every_epoch():
-    setting, config, seen = problem(), DenoiserConfig(width=0.1, epochs=3, batch_size=8), []
-
-    def renew(epoch, denoiser):
-        seen.append((epoch, denoiser.training))
-        setting.adversarial.copy_(setting.clean.pixels)
-
-    usual = problem().train(config)
-    renewed = setting.train(config, renew=renew)
-    assert seen == [(0, False), (1, False), (2, False)]
-    calm = problem()
-    expected = calm._replace(adversarial=calm.clean.pixels.clone()).train(config)
-    first, second, third = (next(net.parameters()) for net in (usual, renewed, expected))
-    assert torch.equal(second, third)
-    assert not torch.equal(first, second)

@@ -30,14 +30,12 @@ def train_denoiser(
     checkpoint: Checkpoint | None = None,
     progress: Progress = silent,
     precision: Precision = "fp32",
-    renew: Callable[[int, DUNet], None] | None = None,
 ) -> DUNet:
     """A DUNet, in eval mode and frozen. Adam, rate ÷10 at the milestones, minibatches reshuffled every epoch.
 
     `clean` and `adversarial` are the same images before and after the attack; a share of each batch may stay clean. A
     checkpoint is written after every epoch.
     With "bf16" the denoiser computes in it (its weights and the loss stay in float32), compiled on a GPU.
-    `renew` is called before every epoch with its number and the denoiser, in eval mode; it may change `adversarial`.
     """
     device, count = adversarial.device, len(labels)
     with initialised(seed, "denoiser"):
@@ -54,9 +52,6 @@ def train_denoiser(
                 group["lr"] = config.lr * 0.1 ** sum(epoch >= share * config.epochs for share in config.milestones)
             total = torch.zeros((), device=device)
             batches = torch.randperm(count, generator=draw, device=device).split(size)[: count // size]
-            if renew is not None:
-                renew(epoch, denoiser.eval())
-            denoiser.train()
             for batch in batches:
                 optimiser.zero_grad()
                 spared = round(config.clean_share * size)  # batches are in random order

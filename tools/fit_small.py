@@ -32,8 +32,18 @@ def fit_small(root: Path, out: Path, progress: Progress) -> None:
     )
     compact(classifier)
     print(f"{accuracy(classifier, data.test):.2%} of the test images are read correctly", flush=True)
-    defense = fit(classifier, data.train, config=config, work=work, resume=True, progress=progress, precision=precision)
-    defense.about |= {"classes": list(data.classes), "data": data.name}
+    defense = fit(
+        classifier,
+        data.train,
+        config=config,
+        test=data.test,
+        classes=data.classes,
+        work=work,
+        resume=True,
+        progress=progress,
+        precision=precision,
+    )
+    defense.about["data"] = data.name
     defense.save(out)
 
 

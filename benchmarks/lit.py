@@ -14,11 +14,13 @@ import torch
 from PIL import Image
 
 import twoprong as tp
+from twoprong.malloc import keep_freed_memory
 
 
 class Bare(litserve.LitAPI):
     def setup(self, device: str) -> None:
         torch.set_num_threads(1)
+        keep_freed_memory()  # as the service's worker does
         self.classifier = tp.load("cifar10-small").classifier
 
     def decode_request(self, request: dict[str, str]) -> np.ndarray:

@@ -27,6 +27,7 @@ from PIL import Image
 
 import twoprong as tp
 from twoprong.data import load_data
+from twoprong.malloc import keep_freed_memory
 from twoprong.serve import wire
 
 CLIENTS, ROUNDS, BATCH, DEADLINE = 200, 10, 100, 2.0
@@ -39,6 +40,7 @@ def run() -> str:
     images = load_data("cifar10-small").test.images[:500]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the service's worker does
     try:
         before = _bare(images)
         http, seconds, batch_seconds, cost = _http(images)

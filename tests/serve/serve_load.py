@@ -38,8 +38,14 @@ def serving(bundle, tmp_path, config, *more):
 
 
 def children(pid):
+    """The processes that a process has started, the oldest first."""
     with open(f"/proc/{pid}/task/{pid}/children") as file:
         return [int(child) for child in file.read().split()]
+
+
+def worker_of(pid):
+    """The process that does a service's work; the younger one is the spare."""
+    return children(pid)[0]
 
 
 def picture(pixels, kind="PNG", **more):

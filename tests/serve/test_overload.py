@@ -7,12 +7,17 @@ from collections import Counter
 from pathlib import Path
 from statistics import quantiles
 
-sys.path.insert(0, str(Path(__file__).parent))
-from serve_load import SCALE, Connection, Vitals, Watch, children, picture, request, serving
+import pytest
 
-ROOM, CONNECTIONS = 40, 400
-# Batches of one are slow, so the model is what is overloaded, and not the clients, which share its two cores.
-CONFIG = f"threads = 1\n[batch]\ndeadline = 0.1\nmax_batch = 1\nmax_per_key = 1\nleast = 1\nmax_items = {ROOM}\n"
+from twoprong.data import load_data
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_load import SCALE, Connection, Vitals, Watch, picture, request, serving
+
+CONNECTIONS = 400
+# The model has to be what is overloaded, and not the clients, which share its two cores: the digits come in batches of one.
+SMALL = "threads = 1\n[batch]\ndeadline = 0.1\nmax_batch = 1\nmax_per_key = 1\nleast = 1\nmax_items = 40\n"
+USUAL = "threads = 1\n[batch]\nmax_items = 200\n"
 
 
 class Crowd:
@@ -45,31 +50,40 @@ class Crowd:
         await asyncio.wait_for(asyncio.gather(*tasks), 60)
         return offered / took
 
-    async def capacity(self, seconds):
-        """How many requests a second are answered to clients who wait; as many as fit."""
+    async def capacity(self, seconds, clients):
+        """How many requests a second are answered to clients who wait."""
         start, before = time.perf_counter(), self.counts[200]
 
         async def client(number):
             while time.perf_counter() < start + seconds:
                 await self.one(number)
 
-        await asyncio.gather(*map(client, range(ROOM // 2)))
+        await asyncio.gather(*map(client, range(clients)))
         return (self.counts[200] - before) / (time.perf_counter() - start)
 
 
-def test_overload_is_refused_and_soon_over(bundle, digits, tmp_path):
-    bodies = [request(picture(image)) for image in (digits.test.images[:200, 0] * 255).round().byte().numpy()]
-    with serving(bundle, tmp_path, CONFIG) as (process, where):
-        pids = [process.pid, *children(process.pid)]
+@pytest.mark.parametrize(
+    ("which", "config", "clients"),
+    [("digits", SMALL, 20), ("cifar10-small", USUAL, 200)],
+    ids=["digits", "cifar10-small"],
+)
+def test_overload_is_refused_and_soon_over(bundle, digits, tmp_path, which, config, clients):
+    seconds = 60 if SCALE > 1 else 2 if which == "cifar10-small" else 1
+    source = digits if which == "digits" else load_data(which)
+    images = (source.test.images[:200].permute(0, 2, 3, 1).squeeze(3) * 255).round().byte().numpy()
+    bodies = [request(picture(image)) for image in images]
+    with serving(bundle if which == "digits" else which, tmp_path, config) as (process, where):
+        pids = [process.pid]  # where the queue is; the worker has one batch at a time, overload or not
 
         async def main():
             crowd = Crowd(("127.0.0.1", where["port"]), bodies)
-            can = await crowd.capacity(2.0 if SCALE > 1 else 0.5)
+            can = await crowd.capacity(min(5, seconds), clients)
             assert {*crowd.counts} == {200}
+            crowd.counts.clear()
             usual, before = quantiles(crowd.answered, n=100)[98], Vitals.of(pids)
             crowd.answered.clear()
             async with Watch(pids, lambda: sum(crowd.counts.values())) as watch:
-                offered = await crowd.at_rate(5 * can, 60 if SCALE > 1 else 1)
+                offered = await crowd.at_rate(5 * can, seconds)
             end = time.perf_counter()
             while True:  # back to normal: answered, and no later than before
                 start = time.perf_counter()

@@ -19,9 +19,10 @@ import torch
 
 import twoprong as tp
 from twoprong.attacks import PGD
+from twoprong.data import load_data
 
 sys.path.insert(0, str(Path(__file__).parent))
-from serve_load import SCALE, children, picture, serving
+from serve_load import SCALE, picture, serving, worker_of
 
 CONFIG = """
 threads = 1
@@ -42,7 +43,7 @@ def ask(port, method, path, body=None, headers=None):
 
 
 def png(image):
-    return picture((image[0] * 255).round().byte().numpy())
+    return picture((image.permute(1, 2, 0).squeeze(2) * 255).round().byte().numpy())
 
 
 TIMES = min(SCALE, 20)
@@ -94,7 +95,7 @@ def until(reached, said):
 
 def kill_worker(process, where, clients):
     """Gives for how many seconds nobody was answered."""
-    (worker,) = children(process.pid)
+    worker = worker_of(process.pid)
     os.kill(worker, signal.SIGKILL)
     start = time.monotonic()
     until(lambda: ask(where["admin_port"], "GET", "/healthz")[0] == 503, "still ready")
@@ -102,7 +103,7 @@ def kill_worker(process, where, clients):
     away = time.monotonic() - start
     clients.answered(200)
     assert ask(where["admin_port"], "GET", "/healthz")[0] == 200
-    assert children(process.pid) != [worker]
+    assert worker_of(process.pid) != worker
     return away
 
 
@@ -139,8 +140,20 @@ NAMES = [f"key{number}" for number in range(10)]
 KEYS = "".join(f'[keys.{name}]\nsha256 = "{sha256(name.encode()).hexdigest()}"\n' for name in NAMES)
 
 
-def attack(classifier, images, labels):
-    return PGD(eps=0.3, step=0.05)(classifier, images, labels, torch.Generator().manual_seed(0)).images
+LOST = {"digits": 0.01, "cifar10-small": 0.05}  # by others, at most, until a drip is stopped: batches it gets flagged
+BUDGETS = {"digits": (0.3, 0.05), "cifar10-small": (8 / 255, 2 / 255)}
+both = pytest.mark.parametrize("which", BUDGETS)
+
+
+def protected(which, bundle, digits):
+    """What to serve, its classifier, its test images, and an attack on the classifier that does not know the defence."""
+    path, data = (bundle, digits) if which == "digits" else (which, load_data(which))
+    (eps, step), classifier = BUDGETS[which], tp.load(path).classifier
+
+    def attack(images, labels):
+        return PGD(eps=eps, step=step)(classifier, images, labels, torch.Generator().manual_seed(0)).images
+
+    return path, classifier, data.test, attack
 
 
 def sent(where, jobs):
@@ -165,46 +178,55 @@ def by_route(where):
 
 def kept(found, classifier, images, labels):
     """Whether the others' accuracy is within a point of the bare classifier's."""
-    bare = classifier(images).argmax(1) == labels
-    return (torch.tensor(found) == labels).float().mean() >= bare.float().mean() - 0.01
+    with torch.no_grad():
+        bare = classifier(images).argmax(1) == labels
+    defended = (torch.tensor(found) == labels).float().mean()
+    print(f"others: {bare.float().mean():.1%} by the classifier alone, {defended:.1%} by the service")
+    return defended >= bare.float().mean() - 0.01
 
 
-def test_one_key_that_attacks_is_flagged_and_the_nine_others_keep_their_accuracy(bundle, digits, tmp_path):
+@both
+def test_one_key_that_attacks_is_flagged_and_the_nine_others_keep_their_accuracy(bundle, digits, tmp_path, which):
     """At a rate that fills batches of its own."""
-    classifier = tp.load(bundle).classifier
+    path, classifier, data, attack = protected(which, bundle, digits)
     config = f'threads = 1\n[review]\nfolder = "{tmp_path / "review"}"\n'
     config += "[batch]\ndeadline = 20\nmax_batch = 30\nmax_per_key = 10\n" + KEYS
-    images, labels = digits.test.images[:300].clone(), digits.test.labels[:300]
-    images[::10] = attack(classifier, images[::10], labels[::10])
-    with serving(bundle, tmp_path, config) as (_, where):
+    images, labels = data.images[:300].clone(), data.labels[:300]
+    images[::10] = attack(images[::10], labels[::10])
+    with serving(path, tmp_path, config) as (_, where):
         found = sent(where, [(NAMES[index % 10], image) for index, image in enumerate(images)])
         routes, _ = by_route(where)
         kept_batches = json.loads(ask(where["admin_port"], "GET", "/flagged")[1])
         status, picture = ask(where["admin_port"], "GET", f"/flagged/{kept_batches[0]['name']}.png")
     assert routes["key0", "flagged"] == 30
+    print(f"routes: {routes}")
     assert ["key0"] * 25 in [batch["keys"] for batch in kept_batches]
     assert (status, picture[1:4]) == (200, b"PNG")
     others = [index for index in range(300) if index % 10]
     assert kept([found[index] for index in others], classifier, images[others], labels[others])
 
 
-def test_a_slow_drip_is_stopped_and_the_nine_others_keep_their_accuracy(bundle, digits, tmp_path):
-    """One attacked image in every shared batch, which the batch test does not notice."""
-    classifier, rounds = tp.load(bundle).classifier, 16
+@both
+def test_a_slow_drip_is_stopped_and_the_nine_others_lose_little_by_it(bundle, digits, tmp_path, which):
+    """One attacked image in every shared batch, which the batch test does not notice; before that, the same without."""
+    path, _, data, attack = protected(which, bundle, digits)
+    rounds = 16
     config = "threads = 1\n[batch]\ndeadline = 0.15\nmax_batch = 20\n" + KEYS
-    images, labels = digits.test.images[:304], digits.test.labels[:304]
-    attacked = attack(classifier, digits.test.images[304:320], digits.test.labels[304:320])
-    found, flagged = [], []
-    with serving(bundle, tmp_path, config) as (_, where):
-        for turn in range(rounds):
-            clean = [(NAMES[1 + index % 9], images[19 * turn + index]) for index in range(19)]
-            found += sent(where, [*clean, ("key0", attacked[turn])])[:19]
-            routes, watched = by_route(where)
-            flagged.append(routes.get(("key0", "flagged"), 0))
-    print(f"flagged so far, image by image: {flagged}")
+    images, labels = data.images[:304], data.labels[:304]
+    clean, right, flagged = data.images[304:320], [], [0]
+    with serving(path, tmp_path, config) as (_, where):
+        for dripped in (clean, attack(clean, data.labels[304:320])):
+            found = []
+            for turn in range(rounds):
+                others = [(NAMES[1 + index % 9], images[19 * turn + index]) for index in range(19)]
+                found += sent(where, [*others, ("key0", dripped[turn])])[:19]
+                routes, watched = by_route(where)
+                flagged.append(routes.get(("key0", "flagged"), 0))
+            right.append((torch.tensor(found) == labels).float().mean().item())
+    print(f"flagged of key0: {flagged}; of the others are right: {right[0]:.1%} without the drip, {right[1]:.1%} with it")
     assert watched == 1
     assert flagged[-1] - flagged[-5] == 4  # by now all of them
-    assert kept(found, classifier, images, labels)
+    assert right[1] >= right[0] - LOST[which]
 
 
 @pytest.mark.parametrize(

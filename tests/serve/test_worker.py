@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,9 @@ from twoprong.serve.batcher import Batcher, BatchError
 from twoprong.serve.forming import Entry, Item
 from twoprong.serve.settings import BatchSettings
 from twoprong.serve.worker import Worker, WorkerError, WorkerSettings
+
+sys.path.insert(0, str(Path(__file__).parent))
+from serve_load import children
 
 
 def entries(images, keys=None):
@@ -64,6 +69,38 @@ def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(b
         assert worker.restarts == 1
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("spare", [True, False])
+def test_a_spare_process_takes_the_place_of_one_that_dies_and_where_both_die_there_is_a_new_one(bundle, digits, spare):
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1), spare)
+        before = set(children(os.getpid()))
+        await worker.start()
+        try:
+            batch = entries(list(digits.test.images[:4].numpy()))
+            await asyncio.sleep(0)
+            (waiting,) = set(children(os.getpid())) - before - {worker.pid} or {None}
+            assert (waiting is not None) == spare
+            os.kill(worker.pid, signal.SIGKILL)
+            assert len((await again(worker, batch))[0]) == 4
+            assert (worker.pid == waiting) == spare
+            for pid in set(children(os.getpid())) - before:
+                os.kill(pid, signal.SIGKILL)
+            assert len((await again(worker, batch))[0]) == 4
+        finally:
+            await worker.stop()
+        assert set(children(os.getpid())) == before
+
+    asyncio.run(main())
+
+
+async def again(worker, batch):
+    """The answer to a batch; one that the dead process was given fails."""
+    try:
+        return await worker(batch)
+    except WorkerError:
+        return await worker(batch)
 
 
 def test_a_worker_that_is_late_is_killed_and_replaced_and_ignores_sigterm(bundle, digits):

@@ -4,6 +4,7 @@ import torch
 
 from twoprong.cli.arguments.shared import Device, Precision
 from twoprong.errors import InputError
+from twoprong.malloc import keep_freed_memory
 from twoprong.models.precision import Precision as ComputePrecision
 
 
@@ -19,6 +20,7 @@ def choose(device: Device) -> torch.device:
     torch.backends.cudnn.benchmark = True  # batches have one shape: trying convolution algorithms once pays
     if device is Device.cuda and not torch.cuda.is_available():
         raise InputError("--device cuda: no CUDA device is visible; use --device cpu, or auto")
-    if device is Device.auto:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device.value)
+    if device is Device.cuda or (device is Device.auto and torch.cuda.is_available()):
+        return torch.device("cuda")
+    keep_freed_memory()
+    return torch.device("cpu")

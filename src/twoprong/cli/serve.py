@@ -68,10 +68,13 @@ def _need(what: str, extra: str, modules: Iterable[str]) -> None:
 
 
 def _here(bundle: str, settings: "ServeSettings", where: "Addresses", listening: Listening, given: ServeArguments) -> bool:
+    from uvicorn.loops.auto import auto_loop_factory  # uvloop's loop, where that is installed
+
     from twoprong.serve.run import serve as run
 
     allow = tuple(given.allow or ())
-    return asyncio.run(run(bundle, _device(given.device), settings, where, listening, allow, given.demo))
+    with asyncio.Runner(loop_factory=auto_loop_factory()) as runner:
+        return runner.run(run(bundle, _device(given.device), settings, where, listening, allow, given.demo))
 
 
 def _on_ray(bundle: str, settings: "ServeSettings", where: "Addresses", listening: Listening, given: ServeArguments) -> bool:

@@ -37,22 +37,27 @@ def read_picture(path: Path, image_size: int | None) -> np.ndarray:
     return decode_picture(path, image_size, LIMIT)
 
 
-def decode_picture(source: Path | bytes, image_size: int | None, limit: int) -> np.ndarray:
-    """As `read_picture`, for the content of a file, too. Raises PixelLimitError above `limit`, before it is decoded."""
-    from PIL import Image, ImageOps
+def open_picture(source: Path | bytes) -> "Picture":
+    """A file or its content, of which only the head has been read. Raises whatever Pillow raises."""
+    from PIL import Image
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as opened:
-            _check_depth(opened)
-            if image_size is not None and opened.width * opened.height > limit:
-                opened.draft(None, (2 * image_size, 2 * image_size))  # a JPEG is decoded smaller; others stay
-            if opened.width * opened.height > limit:
-                raise PixelLimitError(
-                    f"{opened.width} x {opened.height} pixels, expected at most {limit:,}; make it smaller"
-                )
-            ImageOps.exif_transpose(opened, in_place=True)
-            return _pixels(opened, image_size)
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limits here are lower
+        return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
+
+
+def decode_picture(source: "Path | bytes | Picture", image_size: int | None, limit: int) -> np.ndarray:
+    """As `read_picture`, for the content of a file or an opened one. Raises PixelLimitError above `limit`, undecoded."""
+    from PIL import ImageOps
+
+    with open_picture(source) if isinstance(source, Path | bytes) else source as opened:
+        _check_depth(opened)
+        if image_size is not None and opened.width * opened.height > limit:
+            opened.draft(None, (2 * image_size, 2 * image_size))  # a JPEG is decoded smaller; others stay
+        if opened.width * opened.height > limit:
+            raise PixelLimitError(f"{opened.width} x {opened.height} pixels, expected at most {limit:,}; make it smaller")
+        ImageOps.exif_transpose(opened, in_place=True)
+        return _pixels(opened, image_size)
 
 
 def picture_bytes(picture: "Picture") -> np.ndarray:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from fastapi import FastAPI, Request
@@ -17,10 +17,13 @@ from twoprong.serve import v2
 from twoprong.serve.batcher import Slots
 from twoprong.serve.documented import ASKS, CLASSIFY, INFER, described, document
 from twoprong.serve.http import Requests, announced, guarded, problem_response, read_body, while_connected
-from twoprong.serve.images import decode, digest, is_small
+from twoprong.serve.images import decode, digest, opened_if_small
 from twoprong.serve.pages import page
 from twoprong.serve.problems import Problem
 from twoprong.serve.service import Service
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 RAW = ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
 VERSION = "1"  # of the model: a service has one
@@ -76,7 +79,8 @@ class Answers:
             body = await read_body(request, self._limits)
             if kind == "multipart/form-data":
                 body = await _only_file(request, body)
-            image = self._picture(body) if is_small(body) else await self._aside(partial(self._picture, body))
+            small = opened_if_small(body)
+            image = self._picture(small) if small else await self._aside(partial(self._picture, body))
             (found,) = await self._answered(request, slots, [image])
         return JSONResponse(_classified(found, self._model.classes, top, request.scope["request_id"]))
 
@@ -128,7 +132,7 @@ class Answers:
         if request.path_params.get("number", VERSION) != VERSION:
             raise Problem(404, f"expected version {VERSION!r}")
 
-    def _picture(self, data: bytes) -> np.ndarray:
+    def _picture(self, data: "bytes | Picture") -> np.ndarray:
         return decode(data, self._model.shape, self._limits.max_pixels)
 
     async def _aside(self, work: Callable[[], Any]) -> Any:

@@ -10,8 +10,8 @@ number, never by position: a judge that loses, invents or repeats a number fails
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Hashable, Mapping, Sequence
-from itertools import count
+from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Mapping, Sequence
+from itertools import count, islice
 from math import ceil, inf
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,8 @@ from twoprong.serve.forming import Entry, Forming, Item
 from twoprong.serve.settings import BatchSettings
 
 log = logging.getLogger("twoprong")
+
+TOGETHER = 10  # answers that leave before the event loop looks at what came meanwhile: refusals must not wait for a batch
 
 Judge = Callable[[Sequence[Entry]], Awaitable[Mapping[int, Any]]]  # one answer for the number of each entry
 
@@ -151,8 +153,8 @@ class Batcher:
             self._timer = loop.call_at(wake, self._pump)
 
     async def _run(self, batch: list[Entry]) -> None:
-        """Judge one batch and give every image its answer, all at once."""
-        loop = asyncio.get_running_loop()
+        """Judge one batch and give every image its answer."""
+        loop, entries = asyncio.get_running_loop(), iter(batch)
         start = loop.time()
         outcome: Mapping[int, Any] | BatchError = BatchError("the service is going down")
         try:
@@ -168,11 +170,14 @@ class Batcher:
                 self._seconds += 0.2 * (loop.time() - start - self._seconds)
                 self._pump()
             await asyncio.sleep(start + self.settings.pace - loop.time())
+            while some := list(islice(entries, TOGETHER)):
+                self._finish(some, outcome)
+                await asyncio.sleep(0)
         finally:
-            self._finish(batch, outcome)
+            self._finish(entries, outcome)
 
-    def _finish(self, batch: list[Entry], outcome: Mapping[int, Any] | BatchError) -> None:
-        for entry in batch:
+    def _finish(self, entries: Iterable[Entry], outcome: Mapping[int, Any] | BatchError) -> None:
+        for entry in entries:
             for item in entry.items:
                 if item.future.done():  # cancelled meanwhile
                     pass

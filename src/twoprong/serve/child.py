@@ -1,28 +1,35 @@
-"""The worker process: `python -m twoprong.serve.child SETTINGS`. Reads batches from stdin, writes answers to stdout.
+"""The worker process: `python -m twoprong.serve.child`. Reads its settings and then batches from stdin, writes to stdout.
 
 It ends when stdin does. Signals are the service's business: on SIGTERM it drains first, and the worker has to outlive that.
 """
 
-import json
 import os
 import signal
 import sys
 from typing import Any, BinaryIO
 
 from twoprong.errors import TwoprongError
+from twoprong.malloc import keep_freed_memory
 from twoprong.serve import wire
 from twoprong.serve.loaded import LoadedModel
 
 
-def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
-    """Load the bundle, say what it is, then answer batch after batch. A batch that fails is answered with its error."""
+def serve(source: BinaryIO, target: BinaryIO) -> None:
+    """Import what takes long, wait for the settings, load the bundle, say what it is, then answer batch after batch.
+
+    A batch that fails is answered with its error.
+    """
+    import twoprong.defense
+    import twoprong.serve.judge  # noqa: F401
 
     def say(head: Any, body: bytes = b"") -> None:
         target.write(wire.pack(head, body))
         target.flush()
 
+    if (first := wire.read(source)) is None:
+        return
     try:
-        loaded = LoadedModel(settings)
+        loaded = LoadedModel(first[0])
     except (TwoprongError, OSError) as error:
         say({"error": str(error)})
         return
@@ -34,10 +41,11 @@ def serve(source: BinaryIO, target: BinaryIO, settings: dict[str, Any]) -> None:
 def main() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
+    keep_freed_memory()
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the messages
     try:
-        serve(sys.stdin.buffer, target, json.loads(sys.argv[1]))
+        serve(sys.stdin.buffer, target)
     except BrokenPipeError:  # the service is gone
         os._exit(0)
 

@@ -1,18 +1,21 @@
 """From what a client sent to an image as the model takes it, or a `Problem`."""
 
 import hashlib
-import io
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twoprong.data.pictures import FORMATS, PixelLimitError, decode_picture
+from twoprong.data.pictures import PixelLimitError, decode_picture, open_picture
 from twoprong.serve.problems import Problem
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
 
 Shape = tuple[int, int, int]
 SMALL_BYTES, SMALL_PIXELS = 2**15, 2**14
 
 
-def decode(data: bytes, shape: Shape, max_pixels: int) -> np.ndarray:
+def decode(data: "bytes | Picture", shape: Shape, max_pixels: int) -> np.ndarray:
     """A JPEG, PNG or WebP file as bytes (C, H, W); resized to the model's size, the centre cropped. Raises Problem."""
     from PIL import Image
 
@@ -31,17 +34,15 @@ def decode(data: bytes, shape: Shape, max_pixels: int) -> np.ndarray:
     return np.ascontiguousarray(np.broadcast_to(planes, shape))
 
 
-def is_small(data: bytes) -> bool:
-    """Whether a picture is read in about a millisecond, so that handing it to another thread would cost more."""
-    from PIL import Image
-
+def opened_if_small(data: bytes) -> "Picture | None":
+    """A picture that is decoded in about a millisecond, so that handing it to another thread would cost more; or None."""
     if len(data) > SMALL_BYTES:
-        return False
+        return None
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
-            return opened.width * opened.height <= SMALL_PIXELS
+        opened = open_picture(data)
     except Exception:  # as in `decode`, which says what is wrong
-        return False
+        return None
+    return opened if opened.width * opened.height <= SMALL_PIXELS else None
 
 
 def check(batch: np.ndarray, shape: Shape) -> np.ndarray:

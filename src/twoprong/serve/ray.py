@@ -21,11 +21,11 @@ from ray import serve
 
 from twoprong.errors import ConfigError, StateError
 from twoprong.serve.ingress import Deployed, Ingress
+from twoprong.serve.process import STARTING
 from twoprong.serve.replicas import AT_ONCE, LOST, ModelReplica
 from twoprong.serve.run import CLOSING, Addresses, bound_socket
 from twoprong.serve.service import worker_settings
 from twoprong.serve.settings import ServeSettings, load_settings
-from twoprong.serve.worker import STARTING
 
 log = logging.getLogger("twoprong")
 

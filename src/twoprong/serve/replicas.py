@@ -16,7 +16,8 @@ from ray.serve.exceptions import RayServeException
 from twoprong.errors import StateError
 from twoprong.serve.forming import Entry
 from twoprong.serve.loaded import LoadedModel
-from twoprong.serve.worker import STARTING, BatchFacts, Model, WorkerError, WorkerSettings, answer, question
+from twoprong.serve.process import STARTING
+from twoprong.serve.worker import BatchFacts, Model, WorkerError, WorkerSettings, answer, question
 
 AT_ONCE = 2  # batches that a replica is given: one is judged while the next is on its way
 QUIET = 2.0  # seconds without an answer after which the replicas are asked whether they are there

@@ -62,7 +62,7 @@ async def serve(
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, stop.set)
     with public, admin:
-        worker = Worker(worker_settings(bundle, device, settings, allow, demo))
+        worker = Worker(worker_settings(bundle, device, settings, allow, demo), settings.spare)
         async with running(settings, worker) as service, administered(service, admin):
             front = _server(make_app(service, metadata.version("twoprong")))
             serving = asyncio.create_task(front.serve([public]))

@@ -102,6 +102,7 @@ class ServeSettings(Settings):
     on_small_batch: Literal["denoise", "classify"] = "denoise"
     page: Flag = True  # for people, at /
     threads: Annotated[int, Field(ge=0, strict=True)] = 0  # of torch in the worker; 0 leaves it to torch
+    spare: Flag = True  # a second process that waits to take the worker's place, with some 160 MB of its own
 
     @model_validator(mode="after")
     def _names(self) -> "ServeSettings":

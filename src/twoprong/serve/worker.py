@@ -1,10 +1,7 @@
-"""The service's end of the worker process (`child.py`): asked batch by batch, killed if late, restarted if it dies."""
+"""The service's worker: a process (`process.py`) that is asked batch by batch, killed if late, and replaced if it dies."""
 
 import asyncio
-import json
 import logging
-import os
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -14,12 +11,11 @@ import numpy as np
 from twoprong.errors import StateError, TwoprongError
 from twoprong.serve import wire
 from twoprong.serve.forming import Entry
+from twoprong.serve.process import ModelProcess
 
 log = logging.getLogger("twoprong")
 
-STARTING = 120.0  # seconds that a worker may take to load its bundle
 PAUSE, LONGEST_PAUSE = 0.2, 10.0  # seconds before a worker is started again; doubled each time that it does not come up
-BUFFER = 2**20
 
 
 @dataclass(frozen=True)
@@ -117,12 +113,13 @@ def answer(batch: Sequence[Entry], found: dict[str, Any], body: bytes) -> tuple[
 
 
 class Worker:
-    """One process, one batch at a time."""
+    """One process, one batch at a time; and a spare one that has everything but the bundle, for when the first one dies."""
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        self.settings, self.restarts = settings, 0
-        self._process: asyncio.subprocess.Process | None = None
-        self._up, self._stopping = asyncio.Event(), False
+    def __init__(self, settings: WorkerSettings, spare: bool = True) -> None:
+        self.settings, self.restarts, self._wants_spare = settings, 0, spare
+        self._process: ModelProcess | None = None
+        self._spare: ModelProcess | None = None
+        self._up = asyncio.Event()
         self._minder: asyncio.Task[None] | None = None
 
     @property
@@ -135,17 +132,19 @@ class Worker:
 
     async def start(self) -> Model:
         """Start the process and wait for its bundle. Raises StateError with the worker's own words if it cannot load it."""
-        model = await self._launch()
+        self._process = await ModelProcess.start()
+        said = await self._load(self._process)
         self._minder = asyncio.create_task(self._mind())
-        return model
+        return Model.of(said)
 
     async def stop(self) -> None:
-        """End the process and do not start it again."""
-        self._stopping = True
+        """End the processes and do not start them again."""
         self._up.clear()
         if self._minder is not None:
             self._minder.cancel()
-        await self._end()
+        for process in (self._process, self._spare):
+            if process is not None:
+                await process.end()
 
     async def __call__(
         self, batch: Sequence[Entry], watched: Collection[str] = ()
@@ -155,7 +154,7 @@ class Worker:
         assert self._process is not None
         process = self._process
         try:
-            found, body = await self._exchange(process, wire.pack(*question(batch, watched)))
+            found, body = await process.ask(wire.pack(*question(batch, watched)))
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             if self._process is process:  # the next batch waits for the next process
                 self._up.clear()
@@ -166,54 +165,36 @@ class Worker:
             raise
         return answer(batch, found, body)
 
-    async def _exchange(self, process: asyncio.subprocess.Process, message: bytes) -> tuple[Any, bytes]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(message)
-        await process.stdin.drain()
-        return await wire.receive(process.stdout)
-
-    async def _launch(self) -> Model:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "twoprong.serve.child", json.dumps(asdict(self.settings)),
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True, limit=BUFFER,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
-        assert self._process.stdout is not None
-        try:
-            async with asyncio.timeout(STARTING):
-                said, _ = await wire.receive(self._process.stdout)
-        except (TimeoutError, asyncio.IncompleteReadError) as error:
-            await self._end()
-            raise StateError("the worker did not start; its own words are above") from error
-        if "error" in said:
-            await self._end()
-            raise StateError(said["error"])
+    async def _load(self, process: ModelProcess) -> dict[str, Any]:
+        said = await process.load(asdict(self.settings))
         self._up.set()
-        return Model.of(said)
-
-    async def _end(self) -> None:
-        if self._process is None:
-            return
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        return said
 
     async def _mind(self) -> None:
-        """Start the process again whenever it ends."""
+        """Whenever the process ends, put the spare one in its place, or a new one."""
         pause = PAUSE
-        while not self._stopping:
+        while True:
             assert self._process is not None
-            code = await self._process.wait()
+            await self._stand_by()
+            code = await self._process.ended()
             self._up.clear()
             self.restarts += 1
-            log.error("the worker ended (%s); it is started again", code)
+            log.error("the worker ended (%s); another one takes its place", code)
+            await self._process.end()
             try:
-                await self._launch()
+                self._process, self._spare = self._spare or await ModelProcess.start(), None
+                await self._load(self._process)
                 pause = PAUSE
             except (StateError, OSError) as error:
                 log.error("the worker did not come up: %s", error)
+                self._process.kill()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _stand_by(self) -> None:
+        """Have a spare process, if there can be one."""
+        if self._wants_spare and self._spare is None:
+            try:
+                self._spare = await ModelProcess.start()
+            except OSError as error:
+                log.warning("there is no spare worker: %s", error)

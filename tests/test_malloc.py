@@ -1,0 +1,31 @@
+"""Freed memory stays with the process: the next batch touches no new pages."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import resource, sys
+import numpy as np
+from twoprong.malloc import keep_freed_memory
+if {asked}:
+    print("taken", keep_freed_memory())
+def batch():
+    layers = [np.ones(2**18 * 10) for _ in range(5)]  # 20 MB each, all freed at the end
+batch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+batch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_pages_are_not_given_back_between_batches(asked):
+    done = subprocess.run([sys.executable, "-c", CODE.format(asked=asked)], capture_output=True, text=True, check=True)
+    *said, faults = done.stdout.split()
+    if asked and said == ["taken", "False"]:
+        pytest.skip("another C library")
+    pages = 100 * 2**20 // resource.getpagesize()
+    assert (int(faults) < pages / 10) == asked

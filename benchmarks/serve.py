@@ -29,6 +29,7 @@ import twoprong as tp
 from twoprong.data import load_data
 from twoprong.malloc import keep_freed_memory
 from twoprong.serve import wire
+from twoprong.serve.process import BUFFER, Pipe
 
 CLIENTS, ROUNDS, BATCH, DEADLINE = 200, 10, 100, 2.0
 CONFIG = f"threads = 1\n[batch]\nmax_batch = {BATCH}\ndeadline = {DEADLINE}\n"
@@ -171,18 +172,19 @@ async def _pipe() -> float:
     """Seconds for one batch to a child that sends it back, by the service's own framing; the best of five."""
     code = "import sys\nfrom twoprong.serve import wire\nwhile (m := wire.read(sys.stdin.buffer)):\n"
     code += "    sys.stdout.buffer.write(wire.pack(*m))\n    sys.stdout.buffer.flush()\n"
-    pipe = asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=pipe, stdout=pipe, limit=2**20)
-    assert child.stdin is not None
+    pipe, answers = Pipe(), asyncio.subprocess.PIPE
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdin=pipe.read_end, stdout=answers, limit=BUFFER
+    )
+    os.close(pipe.read_end)
     assert child.stdout is not None
     message, times = wire.pack({}, np.zeros(MEGABYTES * 10**6, np.uint8).tobytes()), []
     for _ in range(5):
         start = time.perf_counter()
-        child.stdin.write(message)
-        await child.stdin.drain()
+        await pipe.send(message)
         await wire.receive(child.stdout)
         times.append(time.perf_counter() - start)
-    child.stdin.close()
+    pipe.close()
     await child.wait()
     return min(times)
 

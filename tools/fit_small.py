@@ -31,7 +31,7 @@ def fit_small(root: Path, out: Path, progress: Progress) -> None:
         CLASSIFIER, data.train, len(data.classes), config, work, resume=True, progress=progress, precision=precision
     )
     compact(classifier)
-    print(f"{accuracy(classifier, data.test):.2%} of the test images are read correctly", flush=True)
+    print(f"{accuracy(classifier, data.test):.2%} of the test images are classified correctly", flush=True)
     defense = fit(
         classifier,
         data.train,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twoprong.serve.batcher import Batcher, BatchError, DrainingError, OverloadError
+from twoprong.serve.batcher import TOGETHER, Batcher, BatchError, DrainingError, OverloadError
 from twoprong.serve.settings import BatchSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -237,7 +237,40 @@ def test_the_batches_of_a_large_request_come_back_together_in_order_and_fail_tog
     run(main())
 
 
-def test_answers_leave_together_and_no_earlier_than_the_pace(run):
+def test_the_event_loop_is_not_held_up_by_the_answers_of_a_batch(run):
+    async def main():
+        batcher = Batcher(echo, SETTINGS.model_copy(update={"max_batch": 50, "max_per_key": 50}))
+        clients = [asyncio.create_task(submit(batcher, name)) for name in range(50)]
+        seen = set()
+        for _ in range(100):  # turns of the loop
+            seen.add(sum(client.done() for client in clients))
+            await asyncio.sleep(0)
+        assert seen == {*range(0, 51, TOGETHER)}
+
+    run(main())
+
+
+@pytest.mark.parametrize("grace", [0.999, 1.0, 1.2, 1.5])
+def test_a_drain_that_takes_too_long_leaves_nobody_without_an_answer(run, grace):
+    """Also an image whose batch closed just before, at 1.0 s."""
+
+    async def judge(batch):
+        await asyncio.sleep(5)
+        return await echo(batch)
+
+    async def main():
+        batcher = Batcher(judge, SETTINGS)
+        waiting = asyncio.create_task(submit(batcher, "x"))
+        await asyncio.sleep(0)
+        assert not await batcher.drain(grace)
+        with pytest.raises(BatchError):
+            await waiting
+        assert batcher.pending == 0
+
+    run(main())
+
+
+def test_answers_leave_one_after_the_other_and_no_earlier_than_the_pace(run):
     async def judge(batch):
         await asyncio.sleep(0.1)
         return await echo(batch)

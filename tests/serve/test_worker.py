@@ -9,16 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import uvloop
 
 import twoprong as tp
 from twoprong.errors import StateError, TwoprongError
 from twoprong.serve.batcher import Batcher, BatchError
 from twoprong.serve.forming import Entry, Item
+from twoprong.serve.process import ModelProcess
 from twoprong.serve.settings import BatchSettings
 from twoprong.serve.worker import Worker, WorkerError, WorkerSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_load import children
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request):
+    """Gives a coroutine's result: by Python's own loop, and by the one that the command has where it is installed."""
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        yield runner.run
 
 
 def entries(images, keys=None):
@@ -28,7 +37,7 @@ def entries(images, keys=None):
     ]
 
 
-def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(bundle, digits):
+def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(run, bundle, digits):
     images = digits.test.images[:40]
     floats = list(images.numpy())
     bytes_ = list((images * 255).round().byte().numpy())
@@ -68,11 +77,11 @@ def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(b
             await worker.stop()
         assert worker.restarts == 1
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("spare", [True, False])
-def test_a_spare_process_takes_the_place_of_one_that_dies_and_where_both_die_there_is_a_new_one(bundle, digits, spare):
+def test_a_spare_process_takes_the_place_of_one_that_dies_and_where_both_die_there_is_a_new_one(run, bundle, digits, spare):
     async def main():
         worker = Worker(WorkerSettings(str(bundle), threads=1), spare)
         before = set(children(os.getpid()))
@@ -92,7 +101,70 @@ def test_a_spare_process_takes_the_place_of_one_that_dies_and_where_both_die_the
             await worker.stop()
         assert set(children(os.getpid())) == before
 
-    asyncio.run(main())
+    run(main())
+
+
+def test_a_batch_that_the_worker_does_not_read_is_given_up_and_the_next_one_is_judged(run, bundle, digits):
+    """More than a pipe holds, to a process that stands still."""
+
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1))
+        await worker.start()
+        try:
+            os.kill(worker.pid, signal.SIGSTOP)
+            large = [np.zeros((1, 8, 8), np.float32)] * 10_000
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await worker(entries(large))
+            assert len((await worker(entries(list(digits.test.images[:4].numpy()))))[0]) == 4
+            assert worker.restarts == 1
+        finally:
+            await worker.stop()
+
+    run(main())
+
+
+def test_a_dead_spare_is_not_put_to_work(run, bundle, digits):
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1))
+        before = set(children(os.getpid()))
+        await worker.start()
+        try:
+            await asyncio.sleep(0)
+            (waiting,) = set(children(os.getpid())) - before - {worker.pid}
+            os.kill(waiting, signal.SIGKILL)
+            while waiting in children(os.getpid()):  # until it has been waited for
+                await asyncio.sleep(0.01)
+            os.kill(worker.pid, signal.SIGKILL)
+            assert len((await again(worker, entries(list(digits.test.images[:4].numpy()))))[0]) == 4
+            assert worker.restarts == 1
+        finally:
+            await worker.stop()
+
+    run(main())
+
+
+def test_while_no_process_can_be_started_it_goes_on_trying(run, bundle, digits, monkeypatch):
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1), spare=False)
+        await worker.start()
+        start, tries = ModelProcess.start, []
+
+        async def cannot():
+            tries.append(1)
+            if len(tries) < 3:
+                raise RuntimeError("can't start new thread")
+            return await start()
+
+        monkeypatch.setattr(ModelProcess, "start", cannot)
+        try:
+            os.kill(worker.pid, signal.SIGKILL)
+            assert len((await again(worker, entries(list(digits.test.images[:4].numpy()))))[0]) == 4
+            assert len(tries) == 3
+        finally:
+            await worker.stop()
+
+    run(main())
 
 
 async def again(worker, batch):
@@ -103,7 +175,7 @@ async def again(worker, batch):
         return await worker(batch)
 
 
-def test_a_worker_that_is_late_is_killed_and_replaced_and_ignores_sigterm(bundle, digits):
+def test_a_worker_that_is_late_is_killed_and_replaced_and_ignores_sigterm(run, bundle, digits):
     async def main():
         worker = Worker(WorkerSettings(str(bundle), threads=1))
         await worker.start()
@@ -129,9 +201,9 @@ def test_a_worker_that_is_late_is_killed_and_replaced_and_ignores_sigterm(bundle
         finally:
             await worker.stop()
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_a_bundle_that_cannot_be_loaded_is_said_in_its_own_words(tmp_path):
+def test_a_bundle_that_cannot_be_loaded_is_said_in_its_own_words(run, tmp_path):
     with pytest.raises(StateError, match="no such bundle"):
-        asyncio.run(Worker(WorkerSettings(str(tmp_path / "nothing"))).start())
+        run(Worker(WorkerSettings(str(tmp_path / "nothing"))).start())

@@ -135,9 +135,9 @@ def test_calibrating_anew_changes_nothing_that_the_fit_did(rounded, data):
         then, by_size = before.state_dict()[name], name in ("detector.upper", "detector.central", "detector.null")
         if by_size:  # the first row is of single images
             assert torch.allclose(tensor[1:], then[1:], atol=1e-6), name
-        # Their score is learned from examples that are crafted in other chunks here, which rounds otherwise.
+        # Their score (log-odds, some tens) is learned from examples that are crafted in other chunks here: other rounding.
         rtol = 1e-3 if by_size or ".blame." in name else 1e-5
-        assert torch.allclose(tensor, then, rtol=rtol, atol=1e-6), name
+        assert torch.allclose(tensor, then, rtol=rtol, atol=1e-3 if by_size else 1e-6), name
     other = ImageData(data.name, data.train[torch.arange(99, -1, -1)], data.test, data.classes)
     with pytest.raises(InputError, match="other images than the bundle was fitted on"):
         recalibrate(before, other)

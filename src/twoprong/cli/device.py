@@ -17,10 +17,17 @@ def resolve(precision: Precision, device: torch.device) -> ComputePrecision:
 
 def choose(device: Device) -> torch.device:
     """The device asked for; `auto` is the GPU where there is one. Raises InputError for a GPU that is not there."""
-    torch.backends.cudnn.benchmark = True  # batches have one shape: trying convolution algorithms once pays
     if device is Device.cuda and not torch.cuda.is_available():
         raise InputError("--device cuda: no CUDA device is visible; use --device cpu, or auto")
-    if device is Device.cuda or (device is Device.auto and torch.cuda.is_available()):
-        return torch.device("cuda")
-    keep_freed_memory()
-    return torch.device("cpu")
+    if device is Device.auto:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device.value)
+
+
+def tuned(device: Device) -> torch.device:
+    """As `choose`, for a process that will compute there."""
+    chosen = choose(device)
+    torch.backends.cudnn.benchmark = True  # batches have one shape: trying convolution algorithms once pays
+    if chosen.type == "cpu":
+        keep_freed_memory()
+    return chosen

@@ -38,7 +38,7 @@ def read_picture(path: Path, image_size: int | None) -> np.ndarray:
 
 
 def open_picture(source: Path | bytes) -> "Picture":
-    """A file or its content, of which only the head has been read. Raises whatever Pillow raises."""
+    """A file or its content, not decoded yet. Raises whatever Pillow raises."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -47,7 +47,10 @@ def open_picture(source: Path | bytes) -> "Picture":
 
 
 def decode_picture(source: "Path | bytes | Picture", image_size: int | None, limit: int) -> np.ndarray:
-    """As `read_picture`, for the content of a file or an opened one. Raises PixelLimitError above `limit`, undecoded."""
+    """As `read_picture`, for the content of a file, too, or what `open_picture` gave, which is closed.
+
+    Raises PixelLimitError above `limit`, before it is decoded.
+    """
     from PIL import ImageOps
 
     with open_picture(source) if isinstance(source, Path | bytes) else source as opened:

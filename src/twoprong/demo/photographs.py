@@ -79,7 +79,7 @@ def photographs(defense: Defense, data: ImageData, seed: int, progress: Progress
 
 @torch.no_grad()
 def _row(defense: Defense, batch: Labelled, decision: Decision, attacked: bool) -> PhotographBatch:
-    """One batch: what the test said, and the shares read correctly by the classifier alone and behind the defence."""
+    """One batch: what the test said, and the shares classified correctly by the classifier alone and behind the defence."""
     bare = full(defense.classifier(batch.images)) if decision.adversarial else decision.logits
     return PhotographBatch(
         attacked=attacked,

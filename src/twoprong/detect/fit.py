@@ -39,7 +39,9 @@ def fit_kernel(
     for number, width in enumerate(config.projections):
         stage = "kernel" if len(config.projections) == 1 else f"kernel {number + 1} of {len(config.projections)}"
         tried.append(_ascend(pairs, judging, start, width, config, seed, stage, progress))
-    best = max(tried, key=lambda kernel: found_aside(kernel, clean, *judges, config.batch_size, seed))  # of equals the first
+    best = max(
+        tried, key=lambda kernel: found_aside(kernel, clean, *judges, config.batch_size, seed)
+    )  # ties go to the first
     return best.requires_grad_(False)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 SIDE = 4  # of a patch, in pixels
 PLACES = 256  # along a side, about: of larger images some patches are left out
+PART = 10  # images at a time: a patch at every place takes memory
 FLOOR = 1e-7  # of a mean square: far below one grey level, and it keeps flat images finite
 
 
@@ -20,7 +21,7 @@ def patch_directions(images: Tensor, side: int = SIDE) -> Tensor:
     tall, wide = min(side, height), min(side, width)
     size, total = channels * tall * wide, torch.zeros((), dtype=torch.double, device=images.device)
     mean = images.double().mean((0, 2, 3)).repeat_interleave(tall * wide)[:, None]
-    for part in images.split(10):  # a patch at every place takes memory
+    for part in images.split(PART):
         patches = F.unfold(part.double(), (tall, wide), stride=_stride(images)) - mean
         total = total + torch.einsum("nip,njp->ij", patches, patches)
     return torch.linalg.eigh(total).eigenvectors.T.reshape(size, channels, tall, wide).float()
@@ -29,8 +30,12 @@ def patch_directions(images: Tensor, side: int = SIDE) -> Tensor:
 def texture(images: Tensor, filters: Tensor) -> Tensor:
     """log of the variance over positions of each filter's response: (N, filters), differentiable in the images.
 
-    On a CPU this layout and two plain means take a fifth of the time of a convolution as usual and `Tensor.var`.
+    On a CPU this layout and two plain means take a fifth to a half of the time of a usual convolution and `Tensor.var`.
     """
+    return torch.cat([_texture(part, filters) for part in images.split(PART)])
+
+
+def _texture(images: Tensor, filters: Tensor) -> Tensor:
     with torch.autocast(images.device.type, enabled=False):
         images, filters = (x.to(filters.dtype, memory_format=torch.channels_last) for x in (images, filters))
         response = F.conv2d(images, filters, stride=_stride(images)).permute(0, 2, 3, 1).flatten(1, 2)

@@ -88,4 +88,4 @@ def _figure(row: Row) -> Markup | None:
     intervals = [[end / 100 for end in cell.quoted or (cell.ours,) * 2] for cell in cells]
     ours = Series("ours", range(len(cells)), shares, intervals, colour=1)
     label = f"{row.name}: the paper's percentages and ours with 95 % intervals, by column"
-    return Markup(dots([cell.column for cell in cells], [*paper, ours], label, x="% read correctly"))
+    return Markup(dots([cell.column for cell in cells], [*paper, ours], label, x="% classified correctly"))

@@ -10,7 +10,7 @@ number, never by position: a judge that loses, invents or repeats a number fails
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Container, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Hashable, Mapping, Sequence
 from itertools import count, islice
 from math import ceil, inf
 from types import TracebackType
@@ -22,7 +22,7 @@ from twoprong.serve.settings import BatchSettings
 
 log = logging.getLogger("twoprong")
 
-TOGETHER = 10  # answers that leave before the event loop looks at what came meanwhile: refusals must not wait for a batch
+TOGETHER = 10  # images (and their copies) are answered before the event loop looks at what came: refusals must not wait
 
 Judge = Callable[[Sequence[Entry]], Awaitable[Mapping[int, Any]]]  # one answer for the number of each entry
 
@@ -105,6 +105,7 @@ class Batcher:
                 await self._idle.wait()
         except TimeoutError:
             self._closed = True
+            await asyncio.sleep(0)  # a task that has not begun would be cancelled before it can answer anybody
             for task in list(self._running):
                 task.cancel()
             while batch := self._forming.take(inf):
@@ -174,9 +175,9 @@ class Batcher:
                 self._finish(some, outcome)
                 await asyncio.sleep(0)
         finally:
-            self._finish(entries, outcome)
+            self._finish(list(entries), outcome)
 
-    def _finish(self, entries: Iterable[Entry], outcome: Mapping[int, Any] | BatchError) -> None:
+    def _finish(self, entries: list[Entry], outcome: Mapping[int, Any] | BatchError) -> None:
         for entry in entries:
             for item in entry.items:
                 if item.future.done():  # cancelled meanwhile

@@ -28,6 +28,8 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
     if (first := wire.read(source)) is None:
         return
+    if first[0]["device"] == "cpu":
+        keep_freed_memory()
     try:
         loaded = LoadedModel(first[0])
     except (TwoprongError, OSError) as error:
@@ -41,7 +43,6 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 def main() -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
-    keep_freed_memory()
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not get between the messages
     try:

@@ -2,15 +2,17 @@
 
 import asyncio
 import os
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from twoprong.errors import StateError
 from twoprong.serve import wire
 
 STARTING = 120.0  # seconds that a process may take until its bundle is loaded
-BUFFER = 2**20
+BUFFER = 2**24  # asyncio's own loop waits for ever for a process that has ended with more than twice this unread
 
 
 class Pipe:
@@ -21,24 +23,34 @@ class Pipe:
     """
 
     def __init__(self) -> None:
-        self.exit, self._entrance = os.pipe()
-        self._thread, self._open = ThreadPoolExecutor(1, "pipe"), True
+        self.read_end, self._write_end = os.pipe()
+        self._writer: ThreadPoolExecutor | None = None
+        self._open = True
 
     async def send(self, message: bytes) -> None:
         """Raises BrokenPipeError where nobody reads any more."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._write, message)
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, "pipe")
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._write, message)
 
     def _write(self, message: bytes) -> None:
         rest = memoryview(message)
         while rest:
-            rest = rest[os.write(self._entrance, rest) :]
+            rest = rest[os.write(self._write_end, rest) :]
 
     def close(self) -> None:
         """What is being written comes first: the number of a closed file may soon be another one's."""
-        if self._open:
-            self._open = False
-            self._thread.submit(os.close, self._entrance)
-            self._thread.shutdown(wait=False)
+        if not self._open:
+            return
+        self._open = False
+        if self._writer is None:
+            os.close(self._write_end)
+            return
+        try:
+            self._writer.submit(os.close, self._write_end)
+            self._writer.shutdown(wait=False)
+        except RuntimeError:  # no thread could be started, so nothing is being written
+            os.close(self._write_end)
 
 
 class ModelProcess:
@@ -49,19 +61,19 @@ class ModelProcess:
 
     @classmethod
     async def start(cls) -> "ModelProcess":
-        """A process that is on its way. Raises OSError where there can be none."""
+        """Start a process; it may still be importing. Raises OSError where there can be none."""
         pipe = Pipe()
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "twoprong.serve.child",
-                stdin=pipe.exit, stdout=asyncio.subprocess.PIPE, start_new_session=True, limit=BUFFER,
+                stdin=pipe.read_end, stdout=asyncio.subprocess.PIPE, start_new_session=True, limit=BUFFER,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
         except BaseException:
             pipe.close()
             raise
         finally:
-            os.close(pipe.exit)
+            os.close(pipe.read_end)
         return cls(process, pipe)
 
     @property
@@ -85,9 +97,14 @@ class ModelProcess:
         await self._pipe.send(message)
         return await wire.receive(self._process.stdout)
 
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
     def kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
+        """The process and all that it has started: a child of its own would hold the pipes open."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> int:
         """Its exit code, once it has one."""

@@ -88,6 +88,7 @@ async def running(settings: ServeSettings, worker: Judges, batches: int = 1) -> 
             yield service
         finally:
             beat.cancel()
+            gc.unfreeze()
             service.decoders.shutdown(wait=False, cancel_futures=True)
     finally:
         await worker.stop()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twoprong.errors import StateError, TwoprongError
+from twoprong.errors import TwoprongError
 from twoprong.serve import wire
 from twoprong.serve.forming import Entry
 from twoprong.serve.process import ModelProcess
@@ -132,8 +132,12 @@ class Worker:
 
     async def start(self) -> Model:
         """Start the process and wait for its bundle. Raises StateError with the worker's own words if it cannot load it."""
-        self._process = await ModelProcess.start()
-        said = await self._load(self._process)
+        try:
+            self._process = await ModelProcess.start()
+            said = await self._load(self._process)
+        except BaseException:
+            await self.stop()
+            raise
         self._minder = asyncio.create_task(self._mind())
         return Model.of(said)
 
@@ -142,6 +146,7 @@ class Worker:
         self._up.clear()
         if self._minder is not None:
             self._minder.cancel()
+            await asyncio.gather(self._minder, return_exceptions=True)
         for process in (self._process, self._spare):
             if process is not None:
                 await process.end()
@@ -160,8 +165,9 @@ class Worker:
                 self._up.clear()
             raise WorkerError("the worker died while it judged this batch") from error
         except asyncio.CancelledError:  # it is late; what it will still say belongs to no batch
-            self._up.clear()
-            process.kill()
+            if self._process is process:
+                self._up.clear()
+                process.kill()
             raise
         return answer(batch, found, body)
 
@@ -182,19 +188,27 @@ class Worker:
             log.error("the worker ended (%s); another one takes its place", code)
             await self._process.end()
             try:
-                self._process, self._spare = self._spare or await ModelProcess.start(), None
+                self._process = await self._successor()
                 await self._load(self._process)
                 pause = PAUSE
-            except (StateError, OSError) as error:
+            except Exception as error:  # whatever it is: without a minder there would be no worker any more
                 log.error("the worker did not come up: %s", error)
                 self._process.kill()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _successor(self) -> ModelProcess:
+        """The spare process, if it lives; else a new one."""
+        spare, self._spare = self._spare, None
+        if spare is not None and not spare.alive:
+            await spare.end()
+            spare = None
+        return spare or await ModelProcess.start()
 
     async def _stand_by(self) -> None:
         """Have a spare process, if there can be one."""
         if self._wants_spare and self._spare is None:
             try:
                 self._spare = await ModelProcess.start()
-            except OSError as error:
+            except Exception as error:
                 log.warning("there is no spare worker: %s", error)

@@ -25,11 +25,24 @@ from twoprong.models.weights import load_weights
 from twoprong.seeds import generator, initialised
 
 CLASSES, SIZE, EACH = ("a", "b", "c"), 64, 60
+OPERATORS = ("nms", "qnms")  # of torchvision, which its import asks for and no classifier calls
 ODD = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))  # a normalisation that no package has by itself
 TINY = (
     "attack.steps=2", "kernel.epochs=2", "kernel.projections=[0]", "denoiser.width=0.05", "denoiser.epochs=1",
     "detector.max_batch_size=10", "detector.permutations=10",
 )  # fmt: skip
+
+
+def make_importable() -> None:
+    """Declare torchvision's operators where they do not load: its wheels are built for a torch with CUDA."""
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        pass
+    except RuntimeError:
+        for name in OPERATORS:
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        importlib.import_module("torchvision")
 
 
 def torchvision(folder: Path) -> tuple[str, nn.Module, tuple[Any, Any]]:
@@ -112,6 +125,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         sys.exit(__doc__)
     wrong = 0
+    make_importable()
     with tempfile.TemporaryDirectory() as temporary:
         shown = pictures(Path(temporary))
         for kind in KINDS:

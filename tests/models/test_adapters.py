@@ -1,4 +1,5 @@
-"""Networks of other packages; where those do not import, small stand-ins with the same two or three functions."""
+"""Networks of other packages: small stand-ins with the same two or three functions. `tests/tools/test_try_adapters.py`
+has the real packages."""
 
 import json
 import sys
@@ -119,6 +120,16 @@ def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path, package):
         adapted(f"{package}:{tmp_path}", 5)
 
 
+def test_a_package_built_for_another_torch_is_not_to_be_installed_again_as_it_is(monkeypatch, tmp_path):
+    (tmp_path / "timm.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        InputError, match=rf"timm cannot be imported \(operator.*\); install a build.*torch {torch.__version__[:3]}"
+    ):
+        adapted("timm:tiny", 5)
+
+
 @pytest.mark.parametrize(("mean", "std"), [((0.1, 0.2), (1, 1)), ((0.5,), (0.0,)), ((0.1, 0.2, 0.3), (1.0,))])
 def test_statistics_that_fit_no_image_are_refused(mean, std):
     with pytest.raises(InputError, match="mean, std: expected 1 or 3 numbers each"):
@@ -132,36 +143,3 @@ def test_a_network_is_made_again_only_from_a_module_that_is_allowed(packages):
     again = rebuild(origin_of(model), ["timm"])
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(IMAGES), model(IMAGES))
-
-
-def test_with_the_real_torchvision():
-    try:
-        import torchvision  # noqa: F401
-    except Exception as error:
-        pytest.skip(f"torchvision does not import ({error})")
-    model, _ = adapted("torchvision:resnet18", 7)
-    with torch.no_grad():
-        assert model.eval()(torch.rand(2, 3, 64, 64)).shape == (2, 7)
-
-
-def test_with_the_real_timm():
-    timm = pytest.importorskip("timm", exc_type=Exception)
-    model, _ = adapted("timm:resnet18", 7)
-    assert model.network.pretrained_cfg["mean"] == timm.create_model("resnet18").pretrained_cfg["mean"]
-    with torch.no_grad():
-        assert model.eval()(torch.rand(2, 3, 64, 64)).shape == (2, 7)
-
-
-def test_with_the_real_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.ViTConfig(
-        image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        num_labels=4,
-    )  # fmt: skip
-    given = transformers.ViTForImageClassification(config).eval()
-    given.save_pretrained(tmp_path)
-    model, trained = adapted(f"hf:{tmp_path}", 4)
-    images = torch.rand(2, 3, 16, 16)
-    assert trained
-    with torch.no_grad():
-        assert torch.allclose(model.eval()(images), given((images - 0.5) / 0.5).logits, atol=1e-5)

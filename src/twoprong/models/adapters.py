@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from twoprong.errors import InputError
@@ -133,14 +134,14 @@ def from_factory(name: str) -> nn.Module:
 
 
 def _package(name: str) -> ModuleType:
+    package = name.partition(".")[0]
     try:
         return importlib.import_module(name)
     except Exception as error:  # a package built for another torch fails in ways of its own
-        package = name.partition(".")[0]
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(
-            f"--classifier {package}:...: {package} cannot be imported ({first}); pip install {package}"
-        ) from error
+        missing = isinstance(error, ModuleNotFoundError)
+        hint = f"pip install {package}" if missing else f"install a build of it that is made for torch {torch.__version__}"
+        raise InputError(f"--classifier {package}:...: {package} cannot be imported ({first}); {hint}") from error
 
 
 def _called(name: str, make: Callable[[], nn.Module]) -> nn.Module:

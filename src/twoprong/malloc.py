@@ -9,7 +9,7 @@ KEPT, LARGE = 2**30, 32 * 2**20  # bytes; the second is the most that glibc take
 def keep_freed_memory() -> bool:
     """Let this process keep up to a gigabyte of freed memory (for each of malloc's arenas); whether the allocator agreed.
 
-    Otherwise the activations of every batch are given back to the system and fetched again, page by page: a fourth of the
+    Otherwise the activations of every batch are given back to the system and fetched again, page by page: a quarter of the
     time of a small network on one core. Where there is no glibc, nothing happens.
     """
     try:

@@ -1,12 +1,14 @@
+import io
 import struct
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from twoprong.data import pictures
-from twoprong.data.pictures import is_picture, picture_bytes, read_picture
+from twoprong.data.pictures import SCANS, decode_picture, is_picture, open_picture, picture_bytes, read_picture
 
 
 def png(path, width, height, depth, colour, rows):
@@ -52,3 +54,23 @@ def test_a_large_jpeg_is_decoded_small_where_a_small_one_is_wanted(tmp_path, mon
 def test_only_pillows_images_are_pictures():
     assert is_picture(Image.new("L", (2, 2)))
     assert not any(map(is_picture, ("cat.png", np.zeros((2, 2)), None)))
+
+
+def test_a_jpeg_with_very_many_scans_is_refused_before_it_is_decoded():
+    """Each scan costs as much as the first, and takes a few bytes."""
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(file, "JPEG", progressive=True)
+    usual = file.getvalue()
+    scan, count = usual[usual.rindex(b"\xff\xda") : -2], usual.count(b"\xff\xda")
+    for more in (0, SCANS - count):
+        assert decode_picture(usual[:-2] + scan * more + usual[-2:], None, 100).shape == (8, 8, 3)
+    with pytest.raises(ValueError, match="more than 100 scans"):
+        open_picture(usual[:-2] + scan * (SCANS - count + 1) + usual[-2:])
+
+
+def test_what_looks_like_scans_in_other_pictures_is_none():
+    file, more = io.BytesIO(), PngInfo()
+    more.add(b"prIv", b"\xff\xda\0" * 2 * SCANS)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(file, "PNG", pnginfo=more)
+    assert file.getvalue().count(b"\xff\xda\0") > SCANS
+    assert decode_picture(file.getvalue(), None, 100).shape == (8, 8)

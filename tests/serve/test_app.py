@@ -3,21 +3,31 @@
 TWOPRONG_SCALE=10 in the environment makes the spoiled requests ten times as many.
 """
 
+import asyncio
 import gzip
 import http.client
 import io
 import json
 import os
+import pickle
 import random
 import struct
+import threading
+import time
 import zlib
 from collections import Counter
+from contextlib import contextmanager
 from hashlib import sha256
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from twoprong.serve import v2
+from twoprong.serve.batcher import Batcher
+from twoprong.serve.images import opened_if_small
+from twoprong.serve.problems import Problem
+from twoprong.serve.run import administered, bound_socket
 from twoprong.serve.settings import BatchSettings, KeySettings, LimitSettings, ServeSettings
 
 PNG = {"Content-Type": "image/png"}
@@ -85,9 +95,8 @@ def test_a_picture_is_classified(ask, kind):
 
 def test_a_form_and_other_sizes_and_jpeg_are_taken(ask):
     body = picture(np.full((40, 60, 3), 200, np.uint8), "JPEG")
-    form = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n' + body + b"\r\n--x--\r\n"
-    for sent, kind in ((form, "multipart/form-data; boundary=x"), (body, "image/jpeg")):
-        status, _, answer = ask("POST", "/v1/classify", sent, {"Content-Type": kind})
+    for sent, headers in (form(body), (body, {"Content-Type": "image/jpeg"})):
+        status, _, answer = ask("POST", "/v1/classify", sent, headers)
         assert status == 200
         assert json.loads(answer)["probability"] == pytest.approx(200 / 255, abs=0.01)
 
@@ -157,6 +166,18 @@ def infer(**changes):
     return json.dumps({"inputs": [one]}).encode()
 
 
+def form(body):
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+    return head + body + b"\r\n--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+def with_scans(count):
+    """A JPEG whose last scan is there again and again: each costs as much as the first."""
+    body = picture(np.zeros((8, 8), np.uint8), "JPEG", progressive=True)
+    last = body[body.rindex(b"\xff\xda") : -2]
+    return body[:-2] + last * (count - body.count(b"\xff\xda")) + body[-2:]
+
+
 BOMB = picture(np.zeros((1000, 1000), np.uint8))
 BAD = [
     ("POST", "/v1/classify", b"", {}, 422),
@@ -168,6 +189,9 @@ BAD = [
     ("POST", "/v1/classify", gzip.compress(bytes(300_000)), {"Content-Encoding": "gzip"}, 413),
     ("POST", "/v1/classify", bytes(200_001), {}, 413),
     ("POST", "/v1/classify", BOMB, {}, 413),
+    ("POST", "/v1/classify", with_scans(101), {}, 422),
+    ("POST", "/v1/classify", with_scans(9000), {}, 422),
+    ("POST", "/v1/classify", *form(with_scans(9000)), 422),
     ("POST", "/v1/classify?top_k=0", picture(numbered(1)), {}, 422),
     ("POST", "/v1/classify", b"--x--", {"Content-Type": "multipart/form-data; boundary=x"}, 400),
     ("POST", "/v1/classify", b"--x--", {"Content-Type": "multipart/form-data"}, 400),
@@ -240,6 +264,180 @@ def test_keys_are_asked_for_and_their_rate_is_kept(echoing):
         assert "secret" not in metrics
 
 
+def test_a_request_that_cannot_be_read_counts_against_the_rate_too(echoing):
+    keys = {"alice": KeySettings(sha256=sha256(b"secret").hexdigest(), rate=0.001, burst=4)}
+    with echoing(ServeSettings(batch=BatchSettings(deadline=0.02), keys=keys)) as (address, _):
+        ask, key = Client(address), {"X-API-Key": "secret"}
+        assert ask("POST", "/v2/models/echo/infer", b"{", key)[0] == 400
+        three = json.dumps(tensor(IMAGES[:3], "UINT8", data=IMAGES[:3].ravel().tolist()))
+        assert ask("POST", "/v2/models/echo/infer", three, key)[0] == 200  # one and two more
+        assert ask("POST", "/v2/models/echo/infer", b"{", key)[0] == 429
+
+
+def test_a_405_says_what_is_allowed(ask):
+    status, headers, _ = ask("GET", "/v1/classify")
+    assert (status, headers["allow"]) == (405, "POST")
+
+
+def until(true):
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+@contextmanager
+def half_sent(address, headers, body=b"", path="/v2/models/echo/infer"):
+    """A request whose body has begun."""
+    connection = http.client.HTTPConnection(*address, timeout=30)
+    connection.putrequest("POST", path)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+ZIPPED = {"Content-Length": "9", "Content-Encoding": "gzip"}
+
+
+@pytest.mark.parametrize("headers", [{"Transfer-Encoding": "chunked"}, {"Content-Length": "200000"}, ZIPPED])
+def test_clients_that_announce_much_and_send_nothing_take_no_room(echoing, headers):
+    batch = BatchSettings(deadline=0.02, max_bytes=3 * 200_000)
+    settings = ServeSettings(batch=batch, limits=LimitSettings(max_upload=200_000))
+    with echoing(settings) as (address, service):
+        with half_sent(address, headers), half_sent(address, headers), half_sent(address, headers):
+            until(lambda: service.batcher.pending == 3)
+            assert Client(address)("POST", "/v1/classify", picture(numbered(1)))[0] == 200
+        until(lambda: service.batcher.pending == service.batcher.pending_bytes == 0)
+
+
+def test_room_is_held_for_what_has_come_and_refused_when_there_is_no_more(echoing):
+    batch = BatchSettings(deadline=0.02, max_bytes=300_000)
+    settings = ServeSettings(batch=batch, limits=LimitSettings(max_upload=200_000))
+    with echoing(settings) as (address, service):
+        headers = {"Content-Length": "200000"}
+        with half_sent(address, headers, bytes(150_000)) as first:
+            until(lambda: service.batcher.pending_bytes >= 150_000)
+            assert Client(address)("POST", "/v1/classify", bytes(150_000))[0] == 503  # as announced
+            with half_sent(address, {"Content-Length": "99000"}) as second:
+                until(lambda: service.batcher.pending == 2)
+                first.send(bytes(49_000))  # all that was announced is held now
+                until(lambda: service.batcher.pending_bytes == 200_000)
+                second.send(bytes(1000))
+                until(lambda: service.batcher.pending_bytes > 200_000)
+                with half_sent(address, {"Content-Length": "30000"}) as third:
+                    until(lambda: service.batcher.pending == 3)
+                    second.send(bytes(69_000))
+                    until(lambda: service.batcher.pending_bytes > 275_000)
+                    third.send(b"1")
+                    assert third.getresponse().status == 503
+            first.send(bytes(1000))
+            assert first.getresponse().status == 400  # zeros are no JSON
+        until(lambda: service.batcher.pending == service.batcher.pending_bytes == 0)
+
+
+def test_json_is_bounded_and_binary_data_is_not():
+    shape, large = (1, 8, 8), (3, 256, 256)
+    junk = b'{"inputs": ["' + b"a" * 2**20 + b'"]}'
+    for headers in (None, str(len(junk))):
+        with pytest.raises(Problem, match=v2.HEADER) as caught:
+            v2.Request(junk, headers, shape, 5)
+        assert caught.value.status == 413
+    with pytest.raises(Problem, match="one tensor"):  # an image of this size may be JSON
+        v2.Request(junk, None, large, 5)
+    head = tensor(np.empty((1, *large)), "UINT8", parameters={"binary_data_size": 3 * 2**20})
+    body, headers = binary(head, bytes(3 * 2**20))
+    assert v2.Request(body, headers[v2.HEADER], large, 5).images == 1
+
+
+@pytest.mark.parametrize(("name", "body", "headers"), [one for one in v2_bodies() if "Content-Encoding" not in one[2]])
+def test_what_was_sent_is_not_kept_while_images_wait(name, body, headers):
+    asked = v2.Request(body, headers.get(v2.HEADER), (1, 8, 8), 50)
+    assert len(asked.decode(lambda data: np.array(Image.open(io.BytesIO(data)))[None])) == 20
+    assert len(pickle.dumps(asked)) < 500
+
+
+def test_a_picture_with_zipped_texts_is_not_opened_by_the_event_loop(ask):
+    plain = picture(numbered(8123456790))
+    zipped = zlib.compress(bytes(10**6))
+    for kind, data in ((b"zTXt", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0"), (b"iCCP", b"a\0\0")):
+        chunk = kind + data + zipped
+        body = plain[:33] + struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) + plain[33:]
+        assert opened_if_small(body) is None
+        assert ask("POST", "/v1/classify", body, PNG)[0] == 200
+    assert opened_if_small(plain) is not None
+
+
+def never(judge, settings):
+    async def judge_never(batch):
+        await asyncio.Event().wait()
+
+    return Batcher(judge_never, settings)
+
+
+REQUESTS = [("/v1/classify", picture(numbered(1)), PNG), ("/v2/models/echo/infer", infer(), {})]
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_an_answer_that_takes_too_long_is_504(echoing, request_):
+    settings = ServeSettings(batch=BatchSettings(deadline=0.02, timeout=0.2), limits=LimitSettings(answer_seconds=0.1))
+    with echoing(settings, never) as (address, service):
+        status, _, answer = Client(address)("POST", *request_)
+        assert (status, json.loads(answer)["detail"]) == (504, "no answer within 0.1 s")
+        until(lambda: service.batcher.pending == service.batcher.pending_bytes == 0)
+
+
+@contextmanager
+def busy(decoders):
+    """All threads that decode wait."""
+    free = threading.Event()
+    for _ in range(decoders._max_workers):
+        decoders.submit(free.wait)
+    try:
+        yield
+    finally:
+        free.set()
+
+
+LARGE = [("/v1/classify", picture(np.zeros((200, 200), np.uint8)), PNG), REQUESTS[1]]  # decoded by these threads
+
+
+@pytest.mark.parametrize("request_", LARGE)
+def test_decoding_that_takes_too_long_is_504(echoing, request_):
+    settings = ServeSettings(batch=BatchSettings(deadline=0.02), limits=LimitSettings(answer_seconds=0.1))
+    with echoing(settings) as (address, service), busy(service.decoders):
+        assert Client(address)("POST", *request_)[0] == 504
+        assert service.batcher.pending == service.batcher.pending_bytes == 0
+
+
+@pytest.mark.parametrize("request_", LARGE)
+def test_who_leaves_while_a_picture_is_decoded_is_not_waited_for(service, request_):
+    ask, inside = service
+    path, body, headers = request_
+    with busy(inside.decoders):
+        with half_sent(ask.address, headers | {"Content-Length": str(len(body))}, body, path):
+            until(lambda: inside.batcher.pending == 1)
+        until(lambda: inside.batcher.pending == inside.batcher.pending_bytes == 0)
+
+
+def test_the_admin_port_refuses_the_names_of_other_hosts(echoing):
+    async def ask(service):
+        with bound_socket("127.0.0.1", 0) as bound:
+            async with administered(service, bound):
+                host, port = bound.getsockname()
+                for name in ("localhost", f"127.0.0.1:{port}", f"[::1]:{port}", f"LOCALHOST:{port}"):
+                    assert (await asyncio.to_thread(Client((host, port)), "GET", "/metrics", None, {"Host": name}))[0] == 200
+                for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost@evil.example", ""):
+                    for path in ("/metrics", "/flagged", "/flagged/x.png", "/config", "/dashboard"):
+                        assert (await asyncio.to_thread(Client((host, port)), "GET", path, None, {"Host": name}))[0] == 403
+
+    with echoing() as (_, service):
+        asyncio.run(ask(service))
+
+
 def test_no_room_and_no_readiness_are_503(echoing):
     settings = ServeSettings(batch=BatchSettings(deadline=0.02, max_items=100, max_bytes=1000))
     with echoing(settings) as (address, service):
@@ -277,6 +475,9 @@ def mutated(draw):
         if draw.random() < 0.3:
             headers = headers | {"Inference-Header-Content-Length": draw.choice(["0", "1", "77", "999999", "x", "-5", "²"])}
         return "/v2/models/echo/infer", _spoiled(body, draw), {k: v.encode() for k, v in headers.items()}
+    elif draw.random() < 0.4:
+        body, headers = form(seed)
+        return "/v1/classify", _spoiled(body, draw), headers
     return "/v1/classify", _spoiled(seed, draw), {"Content-Type": draw.choice(["image/png", "image/jpeg", "image/webp"])}
 
 

@@ -16,7 +16,10 @@ from twoprong.serve.settings import BatchSettings
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_load import Crossed
 
-SETTINGS = BatchSettings(max_batch=10, least=2, deadline=1.0, max_per_key=4, max_items=60, max_bytes=6000, timeout=5.0)
+SETTINGS = BatchSettings(
+    max_batch=10, least=2, deadline=1.0, max_per_key=4, max_items=60, max_items_per_key=60, max_bytes=6000,
+    max_bytes_per_key=6000, timeout=5.0,
+)  # fmt: skip
 
 
 async def echo(batch):
@@ -250,9 +253,28 @@ def test_the_event_loop_is_not_held_up_by_the_answers_of_a_batch(run):
     run(main())
 
 
+def test_a_batch_that_ends_as_the_grace_time_does_starts_no_other_one(run):
+    async def judge(batch):
+        await asyncio.sleep(2)
+        return await echo(batch)
+
+    async def main():
+        batcher = Batcher(judge, SETTINGS.model_copy(update={"max_batch": 2, "max_per_key": 2}))
+        clients = [asyncio.create_task(submit(batcher, name)) for name in range(4)]
+        await asyncio.sleep(0)
+        assert not await batcher.drain(2.0)
+        async with asyncio.timeout(10):
+            found = await asyncio.gather(*clients, return_exceptions=True)
+        assert [type(one) for one in found[2:]] == [BatchError] * 2
+        assert batcher.pending == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["accepted before", "submitted during the drain"])
 @pytest.mark.parametrize("grace", [0.999, 1.0, 1.2, 1.5])
-def test_a_drain_that_takes_too_long_leaves_nobody_without_an_answer(run, grace):
-    """Also an image whose batch closed just before, at 1.0 s."""
+def test_a_drain_that_takes_too_long_leaves_nobody_without_an_answer(run, grace, late):
+    """Also an image whose batch closes in the same turn of the loop, at 1.0 s, before or after the drain gives up."""
 
     async def judge(batch):
         await asyncio.sleep(5)
@@ -260,17 +282,22 @@ def test_a_drain_that_takes_too_long_leaves_nobody_without_an_answer(run, grace)
 
     async def main():
         batcher = Batcher(judge, SETTINGS)
-        waiting = asyncio.create_task(submit(batcher, "x"))
-        await asyncio.sleep(0)
-        assert not await batcher.drain(grace)
-        with pytest.raises(BatchError):
-            await waiting
+        with batcher.reserve("a", 10) as slots:
+            steps = [asyncio.create_task(slots.submit("x")) for _ in range(not late)]
+            await asyncio.sleep(0)
+            draining = asyncio.create_task(batcher.drain(grace))
+            await asyncio.sleep(0)
+            steps += [asyncio.create_task(slots.submit("x")) for _ in range(late)]
+            async with asyncio.timeout(10):
+                (found,) = await asyncio.gather(*steps, return_exceptions=True)
+        assert type(found) is BatchError
+        assert not await draining
         assert batcher.pending == 0
 
     run(main())
 
 
-def test_answers_leave_one_after_the_other_and_no_earlier_than_the_pace(run):
+def test_no_answer_leaves_before_the_pace(run):
     async def judge(batch):
         await asyncio.sleep(0.1)
         return await echo(batch)

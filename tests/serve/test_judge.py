@@ -124,3 +124,21 @@ def test_of_many_keys_with_one_image_each_those_that_attack_are_found(lenient, d
     assert found.decision.adversarial
     assert sum(found.flagged[:30]) >= 15
     assert sum(found.flagged[30:]) <= 20
+
+
+def test_the_others_in_a_flagged_batch_are_seldom_blamed(lenient, digits, attacked):
+    """Thirty batches of ten keys, of which one attacks: each of the nine others could be flagged by chance."""
+    keys = ["key 0"] * 30 + [f"key {1 + index % 9}" for index in range(70)]
+    draw, divided, wrong, right = torch.Generator().manual_seed(0), 0, 0, 0
+    for _ in range(30):
+        images = digits.test.images[torch.randperm(400, generator=draw)[:100]].clone()
+        images[:30] = attacked[torch.randperm(100, generator=draw)[:30]]
+        found = judge(lenient, images, keys)
+        if found.rest is not None:
+            divided += 1
+            right += sum(found.flagged[:30])
+            wrong += sum(found.flagged[30:])
+    print(f"{divided} batches, flagged: {right / divided:.1f} of 30 attacked images, {wrong / divided:.1f} of 70 others")
+    assert divided >= 20
+    assert right >= 0.95 * divided * 30
+    assert wrong <= 0.02 * divided * 70

@@ -100,5 +100,9 @@ def test_overload_is_refused_and_soon_over(bundle, digits, tmp_path, which, conf
         f"before, {watch.peak:.1f} MB at most, normal again after {back:.2f} s"
     )
     assert {*crowd.counts} == {200, 503}
-    assert crowd.counts[503] > crowd.counts[200]
     assert watch.peak < before.memory + 64
+    if SCALE > 1:  # alone on the machine, long enough to measure
+        assert offered > 4.5 * can
+        assert crowd.counts[503] > crowd.counts[200]
+        assert late < 0.1
+        assert back < 10

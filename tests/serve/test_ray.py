@@ -100,7 +100,8 @@ def called(pid):
 
 def test_the_open_inference_protocol_gives_the_local_answers_in_order(cluster, images, expected):
     _, where, _ = cluster
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(images.shape), "data": images.ravel().tolist()}
+    data = (images * 255).round().int().ravel().tolist()
+    tensor = {"name": "x", "datatype": "UINT8", "shape": list(images.shape), "data": data}
     status, answer = ask(where["port"], "POST", f"/v2/models/{BUNDLE}/infer", json.dumps({"inputs": [tensor]}))
     assert status == 200, answer
     outputs = {one["name"]: one["data"] for one in json.loads(answer)["outputs"]}

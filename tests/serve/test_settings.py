@@ -31,6 +31,17 @@ def test_settings_are_read(tmp_path):
     assert load_settings(None) == ServeSettings()
 
 
+def test_a_key_has_half_of_what_there_is_unless_that_is_said():
+    usual = BatchSettings()
+    assert (usual.max_items_per_key, usual.max_bytes_per_key) == (usual.max_items // 2, usual.max_bytes // 2)
+    fewer = BatchSettings(max_items=301, max_bytes=1000, max_bytes_per_key=900)
+    assert (fewer.max_items_per_key, fewer.max_bytes_per_key) == (150, 900)
+    assert BatchSettings(max_items=1, max_batch=1, max_per_key=1, least=1).max_items_per_key == 1
+    for name in ("max_items", "max_bytes"):
+        with pytest.raises(ValueError, match=f"{name}_per_key: expected at most {name} = 500, got 501"):
+            BatchSettings(**{name: 500, f"{name}_per_key": 501})
+
+
 def test_replicas_on_ray_must_be_possible(tmp_path):
     path = tmp_path / "serve.toml"
     for wrong, message in (

@@ -30,11 +30,13 @@ LEAK = 4.0 / SCALE  # kilobytes per request; over few requests more is noise
 CONFIG = "threads = 1\n[batch]\nmax_batch = 100\nmax_items = 20000\nmax_items_per_key = 20000\n"
 LONG = PngInfo()
 LONG.add_text("comment", "x" * 100_000)
+WIDER = [(0, 0), ((0, 0), (3, 3)), ((150, 150), (0, 0)), (0, 0)]
 KINDS = [("PNG", {}), ("PNG", {"pnginfo": LONG}), ("WEBP", {"lossless": True})]  # the long one is decoded in a thread
 
 
 class Cases:
-    """Requests with the answers that they must get: pictures of two formats, short and long, and tensors of many images."""
+    """Requests with the answers that they must get: pictures of two formats, short and long, of the model's size, wider and
+    higher, and tensors of many images."""
 
     def __init__(self, images, answer, shape=(1, 8, 8)):
         """`images` are bytes (N, H, W), `answer` gives the probabilities (routes, N, classes) for images of the model's
@@ -42,7 +44,8 @@ class Cases:
         bodies = []
         for number, pixels in enumerate(images):
             kind, more = KINDS[number % len(KINDS)]
-            bodies.append(picture(pixels, kind, **more))
+            wider = np.pad(pixels, WIDER[number % len(WIDER)], constant_values=255)  # the centre is what counts
+            bodies.append(picture(wider, kind, **more))
         seen = np.stack([decode(body, shape, 10**6) for body in bodies])
         rows = answer(seen)
         kept = _distinct(rows)
@@ -55,6 +58,15 @@ class Cases:
         one["parameters"] = {"binary_data_size": images.size}
         head = json.dumps({"inputs": [one], "outputs": [{"name": "probabilities"}]}).encode()
         return request(head + images.tobytes(), f"/v2/models/{model}/infer", {"Inference-Header-Content-Length": len(head)})
+
+    def broken(self, draw, model):
+        """A request that is none: bytes instead of a picture, or a tensor cut short or of another shape."""
+        if draw.random() < 0.5:
+            return request(draw.randbytes(draw.randrange(500)))
+        head, _, body = self.tensor([draw.randrange(len(self.pictures))], model).partition(b"\r\n\r\n")
+        length = {"Inference-Header-Content-Length": body.index(b"]}") + 2}
+        body = body[: -draw.randrange(1, 64)] if draw.random() < 0.5 else body.replace(b"[1, 1, 8, 8]", b"[1, 1, 4, 4]")
+        return request(body, f"/v2/models/{model}/infer", length)
 
     def whose(self, found, number):
         """The route by which this is the answer to the image: "route 0" or "route 1"; or "another's", or "nobody's"."""
@@ -83,7 +95,7 @@ async def soak(address, cases, model, requests, pids):
         for _ in range(requests // CLIENTS):
             chance, number, done = draw.random(), draw.randrange(len(cases.pictures)), done + 1
             if chance < 0.05:
-                await connection.send(request(draw.randbytes(draw.randrange(500))))
+                await connection.send(cases.broken(draw, model))
                 counts[f"rubbish {(await connection.answer())[0]}"] += 1
             elif chance < 0.25:  # sent and left: at once, while it waits, or while its batch is judged
                 await connection.send(cases.pictures[number])
@@ -110,7 +122,7 @@ async def soak(address, cases, model, requests, pids):
     return counts, watch
 
 
-FINE = ("route 0", "route 1", "left", "rubbish 422", "tensor 200", "picture 200")
+FINE = ("route 0", "route 1", "left", "rubbish 400", "rubbish 422", "tensor 200", "picture 200")
 
 
 def faults(counts, watch, leak=4.0):

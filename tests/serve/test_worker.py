@@ -13,6 +13,7 @@ import uvloop
 
 import twoprong as tp
 from twoprong.errors import StateError, TwoprongError
+from twoprong.serve import wire
 from twoprong.serve.batcher import Batcher, BatchError
 from twoprong.serve.forming import Entry, Item
 from twoprong.serve.process import ModelProcess
@@ -124,7 +125,66 @@ def test_a_batch_that_the_worker_does_not_read_is_given_up_and_the_next_one_is_j
     run(main())
 
 
-def test_a_dead_spare_is_not_put_to_work(run, bundle, digits):
+@pytest.mark.parametrize("error", [asyncio.IncompleteReadError(b"", 4), MemoryError()], ids=["closed", "misread"])
+def test_a_worker_that_cannot_be_understood_is_replaced(run, bundle, digits, monkeypatch, error):
+    """It may live on, its pipe closed; and what it still says would be taken for the answer to the next batch."""
+    images = list(digits.test.images[:4].numpy())
+
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1))
+        await worker.start()
+        receive = wire.receive
+
+        async def misread(reader):
+            monkeypatch.setattr(wire, "receive", receive)
+            raise error
+
+        try:
+            expected = await worker(entries(images))
+            monkeypatch.setattr(wire, "receive", misread)
+            with pytest.raises((WorkerError, MemoryError)):
+                await worker(entries(images[:2]))
+            async with asyncio.timeout(30):
+                answers, _ = await worker(entries(images))
+            assert {number: row.argmax() for number, row in answers.items()} == {
+                number: row.argmax() for number, row in expected[0].items()
+            }
+            assert worker.restarts == 1
+        finally:
+            await worker.stop()
+
+    run(main())
+
+
+def test_a_process_ends_however_much_of_what_it_said_was_not_read(run, monkeypatch):
+    code = "import sys, time\nsys.stdout.buffer.write(b'\\0' * 2**26)\nsys.stdout.buffer.flush()\ntime.sleep(60)"
+    start = asyncio.create_subprocess_exec
+
+    async def talkative(*_, **settings):
+        return await start(sys.executable, "-c", code, **settings)
+
+    async def main():
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", talkative)
+        process = await ModelProcess.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await process.ended()  # meanwhile it is read into the buffer
+        async with asyncio.timeout(10):
+            await process.end()
+
+    run(main())
+
+
+def test_where_no_process_can_be_started_that_is_said(run, bundle, monkeypatch):
+    async def cannot(*_, **settings):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", cannot)
+    with pytest.raises(StateError, match=r"no worker process can be started: .*Resource temporarily"):
+        run(Worker(WorkerSettings(str(bundle))).start())
+
+
+def test_a_spare_that_has_died_does_no_harm(run, bundle, digits):
     async def main():
         worker = Worker(WorkerSettings(str(bundle), threads=1))
         before = set(children(os.getpid()))
@@ -207,3 +267,11 @@ def test_a_worker_that_is_late_is_killed_and_replaced_and_ignores_sigterm(run, b
 def test_a_bundle_that_cannot_be_loaded_is_said_in_its_own_words(run, tmp_path):
     with pytest.raises(StateError, match="no such bundle"):
         run(Worker(WorkerSettings(str(tmp_path / "nothing"))).start())
+
+
+def test_a_bundle_that_refuses_flagged_images_is_not_served(run, bundle, tmp_path):
+    defense = tp.load(bundle)
+    defense.config = defense.config.model_copy(update={"rescue": "refuse"})
+    defense.save(tmp_path / "refusing")
+    with pytest.raises(StateError, match="hands flagged images back unclassified"):
+        run(Worker(WorkerSettings(str(tmp_path / "refusing"))).start())

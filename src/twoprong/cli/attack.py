@@ -18,7 +18,7 @@ from twoprong.attacks.base import Model
 from twoprong.bundle import read_manifest
 from twoprong.cli.arguments.attack import AttackArguments
 from twoprong.cli.classifier import Normalisation, get_defense, get_trained
-from twoprong.cli.device import resolve, tuned
+from twoprong.cli.device import choose_and_tune, resolve
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.cli.source import class_names, get_data, say_fewer
 from twoprong.config import as_number, toml_value
@@ -35,7 +35,7 @@ def attack(given: AttackArguments) -> None:
     if given.bundle is None and given.classifier is None:
         raise InputError("expected a BUNDLE, or --classifier for a bare classifier, got neither")
     chosen = make_attack(given.name, *_budget(given), given.assignments or [], given.slots)
-    where = tuned(given.device)
+    where = choose_and_tune(given.device)
     inner = resolve(given.precision, where)
     classes = class_names(given.classes)
     source = get_data(given.data, given.bundle, given.data_root, given.image_size, classes, given.split).to(where)

@@ -5,12 +5,14 @@ from rich.table import Table
 from twoprong.cli.arguments.demo import DemoArguments
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.demo.run import demo as run_demo
+from twoprong.malloc import keep_freed_memory
 from twoprong.results.demo import DemoPhotographs, DemoResults, KnowingAttack
 
 
 def demo(given: DemoArguments) -> None:
     """Run the demo and show its tables."""
     directory = given.directory
+    keep_freed_memory()  # it runs on the CPU
     with progress_bars() as progress:
         results = run_demo(directory, given.seed, progress)
     if given.as_json:

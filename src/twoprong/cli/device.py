@@ -24,8 +24,8 @@ def choose(device: Device) -> torch.device:
     return torch.device(device.value)
 
 
-def tuned(device: Device) -> torch.device:
-    """As `choose`, for a process that will compute there."""
+def choose_and_tune(device: Device) -> torch.device:
+    """As `choose`; also tunes this process for computing there."""
     chosen = choose(device)
     torch.backends.cudnn.benchmark = True  # batches have one shape: trying convolution algorithms once pays
     if chosen.type == "cpu":

@@ -15,7 +15,7 @@ from twoprong.card import protected
 from twoprong.cli.arguments.evaluate import EvaluateArguments
 from twoprong.cli.attack import number
 from twoprong.cli.classifier import Normalisation, Training, get_classifier, get_defense, get_trained
-from twoprong.cli.device import resolve, tuned
+from twoprong.cli.device import choose_and_tune, resolve
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.cli.source import class_names, get_data, say_fewer
 from twoprong.config import FitConfig
@@ -46,7 +46,7 @@ def evaluate(given: EvaluateArguments) -> None:
     part = None if given.part is None else _part(given.part)
     check_folder(given.directory, given.resume)
     budget = None if given.eps is None else number("--eps", given.eps)
-    where = tuned(given.device)
+    where = choose_and_tune(given.device)
     inner = resolve(given.precision, where)
     classes = class_names(given.classes)
     source = get_data(given.data, given.bundle, given.data_root, given.image_size, classes, given.split).to(where)

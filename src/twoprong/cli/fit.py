@@ -13,7 +13,7 @@ from rich.table import Table
 from twoprong.bundle import check_target
 from twoprong.cli.arguments.fit import FitArguments
 from twoprong.cli.classifier import Normalisation, Training, get_classifier, trained_here
-from twoprong.cli.device import resolve, tuned
+from twoprong.cli.device import choose_and_tune, resolve
 from twoprong.cli.finished import is_finished
 from twoprong.cli.output import err, out, print_json, progress_bars
 from twoprong.cli.source import class_names
@@ -34,7 +34,7 @@ def fit(given: FitArguments) -> None:
     settings = load_config(given.config, _assignments(given), base=preset(given.preset) or PRESETS.get(given.data))
     if given.robust_weights is not None and settings.mode != "hardened":
         raise InputError("--robust-weights: expected --mode hardened beside it; the paper's method has no robust network")
-    where = tuned(given.device)
+    where = choose_and_tune(given.device)
     inner = resolve(given.precision, where)
     names = class_names(given.classes)
     images = load_data(given.data, given.data_root, given.image_size, given.strict, names).to(where)

@@ -12,7 +12,7 @@ from torch import nn
 
 from twoprong.cli.arguments.reproduce import ReproduceArguments
 from twoprong.cli.classifier import get_trained
-from twoprong.cli.device import resolve, tuned
+from twoprong.cli.device import choose_and_tune, resolve
 from twoprong.cli.output import out, print_json, progress_bars
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
@@ -25,7 +25,7 @@ from twoprong.reproduce.tables import load_experiment
 
 def reproduce(given: ReproduceArguments) -> None:
     """Load what the table needs, measure it, show it beside the paper's numbers."""
-    where = tuned(given.device)
+    where = choose_and_tune(given.device)
     source = _source(given).to(where)
     unseen = None
     if given.held_out is not None:

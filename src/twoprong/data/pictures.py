@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 FORMATS = ("JPEG", "PNG", "WEBP")
 DEEP_MODES = ("I", "F")
 LIMIT = 64_000_000  # pixels: decoded with transparency they take a gigabyte
+SCAN, SCANS = b"\xff\xda\x00", 100  # how a scan of a JPEG starts, and how many it may have: about ten are usual
 
 
 def is_picture(value: object) -> "TypeGuard[Picture]":
@@ -38,16 +39,18 @@ def read_picture(path: Path, image_size: int | None) -> np.ndarray:
 
 
 def open_picture(source: Path | bytes) -> "Picture":
-    """A file or its content, not decoded yet. Raises whatever Pillow raises."""
+    """A file or its content, not decoded yet. Raises whatever Pillow raises, and ValueError for content with many scans."""
     from PIL import Image
 
+    if isinstance(source, bytes) and source.startswith(b"\xff\xd8") and source.count(SCAN) > SCANS:
+        raise ValueError(f"a JPEG with more than {SCANS} scans; save it again")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limits here are lower
         return Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS)
 
 
 def decode_picture(source: "Path | bytes | Picture", image_size: int | None, limit: int) -> np.ndarray:
-    """As `read_picture`, for the content of a file, too, or what `open_picture` gave, which is closed.
+    """As `read_picture`; also takes the content of a file, or a picture from `open_picture`, which it closes.
 
     Raises PixelLimitError above `limit`, before it is decoded.
     """

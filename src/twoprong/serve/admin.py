@@ -1,18 +1,24 @@
 """The admin application, on a port of its own: metrics, health, settings, the last batches. It is not for clients."""
 
+import re
+from ipaddress import ip_address
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from twoprong.serve.pages import page
 from twoprong.serve.service import Service
 
+LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
+
 
 def make_admin(service: Service) -> FastAPI:
     """The routes over a service. It runs in a thread of its own, so that it answers when the service's loop is stuck."""
-    app = FastAPI(title="twoprong admin", docs_url=None, redoc_url=None, openapi_url=None)
+    checks = [Depends(_check_host)]
+    app = FastAPI(title="twoprong admin", docs_url=None, redoc_url=None, openapi_url=None, dependencies=checks)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -58,3 +64,10 @@ def make_admin(service: Service) -> FastAPI:
         return Response(status_code=404) if found is None else Response(found, media_type="image/png")
 
     return app
+
+
+async def _check_host(request: Request) -> None:
+    """Refuse another host's name on a loopback address: a web page can make its own name mean this machine (DNS
+    rebinding), and would then read the answers."""
+    if ip_address(request.scope["server"][0]).is_loopback and not LOCAL.fullmatch(request.headers.get("host", "")):
+        raise HTTPException(403, "expected the host localhost, 127.0.0.1 or [::1]")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response
@@ -37,7 +38,9 @@ def make_app(service: Service, version: str, echo: bool = True) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def not_found(request: Request, error: HTTPException) -> Response:
-        return problem_response(Problem(error.status_code, str(error.detail)), request)
+        response = problem_response(Problem(error.status_code, str(error.detail)), request)
+        response.headers.update(error.headers or {})  # a 405 says which methods are allowed
+        return response
 
     paths: dict[str, Any] = {}
 
@@ -55,9 +58,8 @@ def make_app(service: Service, version: str, echo: bool = True) -> FastAPI:
         route("GET", f"{path}/ready", answers.ready)
         route("POST", f"{path}/infer", answers.infer, INFER)
     if service.settings.page:
-        app.add_api_route("/", lambda: page("index", demo=bool(service.model.samples)), include_in_schema=False)
-    if service.model.samples:
-        app.add_api_route("/demo/samples", lambda: JSONResponse(service.model.samples), include_in_schema=False)
+        app.add_api_route("/", lambda: page("index"), include_in_schema=False)
+        app.add_api_route("/samples", lambda: JSONResponse(service.model.samples), include_in_schema=False)
     return app
 
 
@@ -75,27 +77,23 @@ class Answers:
         if kind not in (*RAW, "multipart/form-data"):
             raise Problem(415, f"Content-Type: expected {', '.join(RAW)} or multipart/form-data")
         top = _top_k(request, self._model.classes)
-        with self._service.batcher.reserve(key, announced(request, self._limits) + prod(self._model.shape)) as slots:
-            body = await read_body(request, self._limits)
-            if kind == "multipart/form-data":
-                body = await _only_file(request, body)
-            small = opened_if_small(body)
-            image = self._picture(small) if small else await self._aside(partial(self._picture, body))
-            (found,) = await self._answered(request, slots, [image])
+        size = announced(request, self._limits)
+        with self._service.batcher.reserve(key, prod(self._model.shape), announced=size) as slots:
+            body = await read_body(request, self._limits, slots, size)
+            work = self._classify(slots, kind, request.headers, body)
+            (found,) = await while_connected(request, work, self._limits.answer_seconds)
         return JSONResponse(_classified(found, self._model.classes, top, request.scope["request_id"]))
 
     async def infer(self, request: Request) -> Response:
         """The Open Inference Protocol: one tensor of images, or encoded pictures as BYTES."""
         self._check_model(request)
-        key = self._known(request, 0)
-        with self._service.batcher.reserve(key, announced(request, self._limits)) as slots:
-            body = await read_body(request, self._limits)
-            length = request.headers.get(v2.HEADER)
-            asked = await self._aside(partial(v2.Request, body, length, self._model.shape, self._limits.max_images))
-            self._service.keys.spend(key, asked.images)
-            slots.extend(asked.images - 1, asked.images * prod(self._model.shape))
-            images = await self._aside(partial(asked.decode, self._picture))
-            answer, headers = asked.answer(self._model, await self._answered(request, slots, images))
+        key, size = self._known(request, 1), announced(request, self._limits)
+        with self._service.batcher.reserve(key, 0, announced=size) as slots:
+            body = await read_body(request, self._limits, slots, size)
+            work = self._infer(slots, key, request.headers.get(v2.HEADER), body)
+            del body
+            asked, found = await while_connected(request, work, self._limits.answer_seconds)
+        answer, headers = asked.answer(self._model, found)
         return Response(answer, headers=headers)
 
     async def server(self, request: Request) -> Response:
@@ -139,9 +137,23 @@ class Answers:
         """The result of work that would hold up the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._service.decoders, work)
 
-    async def _answered(self, request: Request, slots: Slots, images: Sequence[np.ndarray]) -> np.ndarray:
-        work = slots.submit_all(images, [digest(image) for image in images])
-        return np.stack(await while_connected(request, work, self._limits.answer_seconds))
+    async def _classify(self, slots: Slots, kind: str, headers: Headers, body: bytes) -> np.ndarray:
+        if kind == "multipart/form-data":
+            body = await _only_file(headers, body)
+        small = opened_if_small(body)
+        image = self._picture(small) if small else await self._aside(partial(self._picture, body))
+        return await _answered(slots, [image])
+
+    async def _infer(self, slots: Slots, key: str, length: str | None, body: bytes) -> tuple[v2.Request, np.ndarray]:
+        asked = await self._aside(partial(v2.Request, body, length, self._model.shape, self._limits.max_images))
+        del body  # what is kept while images wait should be the images
+        self._service.keys.spend(key, asked.images, spent=1)
+        slots.extend(asked.images - 1, asked.images * prod(self._model.shape))
+        return asked, await _answered(slots, await self._aside(partial(asked.decode, self._picture)))
+
+
+async def _answered(slots: Slots, images: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack(await slots.submit_all(images, [digest(image) for image in images]))
 
 
 def _top_k(request: Request, classes: Sequence[str] | None) -> int:
@@ -160,12 +172,12 @@ def _classified(found: np.ndarray, classes: Sequence[str] | None, top: int, requ
     return {**best[0], "probabilities": best, "request_id": request_id}
 
 
-async def _only_file(request: Request, body: bytes) -> bytes:
+async def _only_file(headers: Headers, body: bytes) -> bytes:
     async def whole() -> Any:
         yield body
 
     try:
-        form = await MultiPartParser(request.headers, whole(), max_files=1, max_fields=4).parse()
+        form = await MultiPartParser(headers, whole(), max_files=1, max_fields=4).parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise Problem(400, "expected a form with one file") from error
     try:

@@ -17,12 +17,12 @@ from types import TracebackType
 from typing import Any
 
 from twoprong.errors import TwoprongError
-from twoprong.serve.forming import Entry, Forming, Item
-from twoprong.serve.settings import BatchSettings
+from twoprong.serve.forming import Entry, Forming, Item, requests_of
+from twoprong.serve.settings import ANONYMOUS, BatchSettings
 
 log = logging.getLogger("twoprong")
 
-TOGETHER = 10  # images (and their copies) are answered before the event loop looks at what came: refusals must not wait
+TOGETHER = 10  # images answered before the event loop gets a turn, so that refusals need not wait
 
 Judge = Callable[[Sequence[Entry]], Awaitable[Mapping[int, Any]]]  # one answer for the number of each entry
 
@@ -58,7 +58,7 @@ class Batcher:
         self._judge, self._free = judge, workers
         self._forming, self._numbers = Forming(settings, apart), count()
         self._items: Counter[str] = Counter()  # accepted and not answered, by key
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._running: dict[asyncio.Task[None], float] = {}  # when each batch was closed
         self._draining = self._closed = False
@@ -73,7 +73,7 @@ class Batcher:
 
     @property
     def pending_bytes(self) -> int:
-        return self._bytes
+        return self._bytes.total()
 
     def overdue(self, now: float) -> float:
         """For how many seconds the oldest image or batch should have been done; 0 where nothing is late."""
@@ -81,17 +81,23 @@ class Batcher:
         late_batch = now - min(self._running.values(), default=inf) - self.settings.timeout - self.settings.pace
         return max(late_image, late_batch, 0.0)
 
-    def reserve(self, key: str, nbytes: int, images: int = 1) -> "Slots":
-        """Room for some images of a key, to be used in a `with` block. Raises OverloadError or DrainingError."""
+    def reserve(self, key: str, nbytes: int, images: int = 1, announced: int = 0) -> "Slots":
+        """Room for some images of a key, to be used in a `with` block. Raises OverloadError or DrainingError.
+
+        Bytes that are `announced` have to fit, too, but are held only once `Slots.extend` is called for them.
+        """
         if self._draining:
             raise DrainingError("the service is going down; try another one")
-        self._check(key, nbytes, images)
+        self._check(key, nbytes + announced, images)
         return Slots(self, key, nbytes, images)
 
     def _check(self, key: str, nbytes: int, images: int) -> None:
-        if self.pending + images > self.settings.max_items or self._bytes + nbytes > self.settings.max_bytes:
+        if self.pending + images > self.settings.max_items or self.pending_bytes + nbytes > self.settings.max_bytes:
             raise OverloadError("too many images are waiting; try again later", self._retry_after())
-        if self._items[key] + images > self.settings.max_items_per_key:
+        if key == ANONYMOUS:  # nobody knows how many clients these are
+            return
+        much = self._bytes[key] + nbytes > self.settings.max_bytes_per_key
+        if much or self._items[key] + images > self.settings.max_items_per_key:
             raise OverloadError("too many of your images are waiting; try again later", self._retry_after())
 
     async def drain(self, grace: float) -> bool:
@@ -118,10 +124,10 @@ class Batcher:
 
     def _hold(self, key: str, images: int, nbytes: int) -> None:
         """Count images as accepted, or with negative numbers as gone."""
-        self._items[key] += images
-        self._bytes += nbytes
-        if not self._items[key]:
-            del self._items[key]
+        for held, more in ((self._items, images), (self._bytes, nbytes)):
+            held[key] += more
+            if not held[key]:
+                del held[key]
         (self._idle.clear if self._items else self._idle.set)()
 
     async def _submit(self, key: str, payload: Any, digest: Hashable, nbytes: int) -> Any:
@@ -145,7 +151,7 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self._free and (batch := self._forming.take(loop.time())):
+        while self._free and not self._closed and (batch := self._forming.take(loop.time())):
             self._free -= 1
             task = loop.create_task(self._run(batch))
             self._running[task] = loop.time()
@@ -163,7 +169,8 @@ class Batcher:
                 async with asyncio.timeout(self.settings.timeout):
                     outcome = _complete(await self._judge(batch), batch)
             except Exception as error:
-                log.error("a batch of %d images failed: %s: %s", len(batch), type(error).__name__, error)
+                said = {"size": len(batch), "error": repr(error), "requests": requests_of(batch)}
+                log.error("a batch failed", extra={"fields": said})
                 outcome = BatchError("the batch could not be judged; try again")
                 outcome.__cause__ = error
             finally:
@@ -211,7 +218,7 @@ class Slots:
         self._images = self._bytes = 0
 
     def extend(self, images: int, nbytes: int) -> None:
-        """Room for more images, once it is known how many there are. Raises OverloadError; a drain waits for them, too."""
+        """Room for more images or bytes, once they have come. Raises OverloadError; a drain waits for them, too."""
         self._batcher._check(self._key, nbytes, images)
         self._batcher._hold(self._key, images, nbytes)
         self._images, self._bytes = self._images + images, self._bytes + nbytes

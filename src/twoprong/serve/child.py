@@ -9,7 +9,6 @@ import sys
 from typing import Any, BinaryIO
 
 from twoprong.errors import TwoprongError
-from twoprong.malloc import keep_freed_memory
 from twoprong.serve import wire
 from twoprong.serve.loaded import LoadedModel
 
@@ -28,8 +27,6 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
 
     if (first := wire.read(source)) is None:
         return
-    if first[0]["device"] == "cpu":
-        keep_freed_memory()
     try:
         loaded = LoadedModel(first[0])
     except (TwoprongError, OSError) as error:

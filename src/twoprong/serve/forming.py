@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from twoprong.serve.logs import REQUEST_ID
 from twoprong.serve.settings import BatchSettings
 
 REMEMBERED = 4096  # keys without a waiting image that are remembered
@@ -32,6 +33,7 @@ class Item:
     digest: Hashable
     nbytes: int = 0
     future: Any = None
+    request: str = field(default_factory=REQUEST_ID.get)
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +54,11 @@ class Entry:
     @property
     def payload(self) -> Any:
         return self.items[0].payload
+
+
+def requests_of(batch: Iterable[Entry]) -> list[str]:
+    """The ids of the requests that a batch is from."""
+    return sorted({item.request for entry in batch for item in entry.items} - {""})
 
 
 class Forming:

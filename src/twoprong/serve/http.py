@@ -14,6 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from twoprong.serve.batcher import Slots
+from twoprong.serve.logs import REQUEST_ID
 from twoprong.serve.metrics import Metrics
 from twoprong.serve.problems import MEDIA_TYPE, Problem
 from twoprong.serve.settings import LimitSettings
@@ -24,6 +26,8 @@ access = logging.getLogger("twoprong.access")
 GONE = 499  # the client left; nobody reads the answer
 ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ZIPPED = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+STEP = 2**16  # bytes; a body that comes slowly, or not at all, keeps no more room than this from others
 
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
@@ -42,6 +46,7 @@ class Requests:
         given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
         request_id = given if ID.fullmatch(given) else uuid.uuid4().hex
         scope["request_id"], start, status = request_id, time.perf_counter(), 500
+        REQUEST_ID.set(request_id)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -57,7 +62,8 @@ class Requests:
             seconds = time.perf_counter() - start
             endpoint = scope.get("template", "other")
             self.metrics.requests.labels(endpoint, str(status)).inc()
-            self.metrics.seconds.observe(seconds)
+            if status == 200 and "key" in scope:  # which only requests with images have
+                self.metrics.seconds.observe(seconds)
             said = {"request_id": request_id, "endpoint": endpoint, "status": status, "seconds": round(seconds, 4)}
             access.info("%s %s %d", scope["method"], endpoint, status, extra={"fields": said | {"key": scope.get("key")}})
 
@@ -98,24 +104,36 @@ def announced(request: Request, limits: LimitSettings) -> int:
     return limits.max_upload if zipped else size
 
 
-async def read_body(request: Request, limits: LimitSettings) -> bytes:
-    """The body, unzipped. Raises Problem 408 where it is slow, 413 where it is large, 415 for another encoding."""
+async def read_body(request: Request, limits: LimitSettings, slots: Slots, size: int) -> bytes:
+    """The body of the `announced` size, unzipped. Room in `slots` is taken for what has come, and for a step ahead.
+
+    Raises Problem 408 where it is slow, 413 where it is large, 415 for another encoding; OverloadError.
+    """
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("identity", *ZIPPED):
         raise Problem(415, f"Content-Encoding: expected {', '.join(ZIPPED)} or none")
-    body = bytearray()
+    body, held = bytearray(), 0
     try:
         async with asyncio.timeout(limits.read_seconds):
             async for chunk in request.stream():
                 body += chunk
-                if len(body) > limits.max_upload:
-                    raise Problem(413, f"expected at most {limits.max_upload:,} bytes")
+                if len(body) <= held:
+                    continue
+                if len(body) > size:
+                    raise Problem(413, f"expected at most {size:,} bytes")
+                more = min(len(body) + STEP, size) - held
+                slots.extend(0, more)
+                held += more
     except TimeoutError as error:
         raise Problem(408, f"the body did not come within {limits.read_seconds:g} s") from error
-    return bytes(body) if encoding == "identity" else _unzipped(bytes(body), encoding, limits.max_upload)
+    if encoding == "identity":
+        return bytes(body)
+    found = await asyncio.to_thread(_unzipped, body, encoding, limits.max_upload)
+    slots.extend(0, max(0, len(found) - held))
+    return found
 
 
-def _unzipped(body: bytes, encoding: str, limit: int) -> bytes:
+def _unzipped(body: bytearray, encoding: str, limit: int) -> bytes:
     unzip = zlib.decompressobj(ZIPPED[encoding])
     try:
         found = unzip.decompress(body, limit + 1)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, int, int]
 SMALL_BYTES, SMALL_PIXELS = 2**15, 2**14
+ZIPPED_CHUNKS = (b"zTXt", b"iTXt", b"iCCP")  # of a PNG: unzipped when it is opened
 
 
 def decode(data: "bytes | Picture", shape: Shape, max_pixels: int) -> np.ndarray:
@@ -36,7 +37,7 @@ def decode(data: "bytes | Picture", shape: Shape, max_pixels: int) -> np.ndarray
 
 def opened_if_small(data: bytes) -> "Picture | None":
     """A picture that is decoded in about a millisecond, so that handing it to another thread would cost more; or None."""
-    if len(data) > SMALL_BYTES:
+    if len(data) > SMALL_BYTES or any(chunk in data for chunk in ZIPPED_CHUNKS):
         return None
     try:
         opened = open_picture(data)

@@ -12,9 +12,7 @@ from twoprong.defense import Defense
 from twoprong.detect.copies import copies
 from twoprong.detect.kernel import Sample
 
-EXCUSED = (
-    1 / 5
-)  # of a key's images may be suspects without consequences: about a tenth of clean images are, in a flagged batch
+EXCUSED = 1 / 5  # of a key's images may be suspects without consequences: about a tenth of clean images are suspects
 
 
 @dataclass(frozen=True)
@@ -61,12 +59,13 @@ def _suspicious(defense: Defense, decision: Decision) -> tuple[bool, ...]:
 def _divided(defense: Defense, images: Tensor, keys: Sequence[str], found: Judged) -> Judged:
     """A flagged batch without those who are to blame, if the rest passes; else as it was."""
     decision = found.decision
-    shares = {} if decision.scores is None else _shares(decision.suspects.tolist(), keys)
-    bad = [suspect and shares.get(key, 0) > EXCUSED for suspect, key in zip(decision.suspects.tolist(), keys, strict=True)]
-    blamed = culprits(defense, images, keys, bad)
-    if blamed is None:
+    suspects = [False] * len(keys) if decision.scores is None else decision.suspects.tolist()
+    shares = _shares(suspects, keys)
+    bad = [suspect and shares[key] > EXCUSED for suspect, key in zip(suspects, keys, strict=True)]
+    guilty = culprits(defense, images, keys, bad)
+    if guilty is None:
         return found
-    flagged = tuple(one or key in blamed for one, key in zip(bad, keys, strict=True))
+    blamed, flagged = guilty
     kept = [index for index, out in enumerate(flagged) if not out]
     if (rest := defense(images[kept])).adversarial:
         return found
@@ -81,10 +80,14 @@ def _shares(suspects: Sequence[bool], keys: Sequence[str]) -> dict[str, float]:
     return {key: bad[key] / count for key, count in all_.items()}
 
 
-def culprits(defense: Defense, images: Tensor, keys: Sequence[str], bad: Sequence[bool]) -> set[str] | None:
-    """The keys that are to blame for an alarm, besides single `bad` images: those whose images are flagged by themselves, or
-    of which half (two at least) are bad; and then, one after the other until the rest passes, those whose absence lowers the
-    statistic most.
+def culprits(
+    defense: Defense, images: Tensor, keys: Sequence[str], bad: Sequence[bool]
+) -> tuple[set[str], tuple[bool, ...]] | None:
+    """Who is to blame for an alarm: keys, and for each image whether it has to go.
+
+    First the keys whose images would be flagged by themselves, at a false-alarm rate that is divided by the number of keys,
+    or of which half (two at least) are `bad`. If the rest does not pass without them, all bad images; and then, one after
+    the other, the keys whose absence lowers the statistic most.
 
     None where more than half of the images would have to go: a small rest passes easily, and the many keys of one attacker
     must not clear the last of them. The statistics are exact: parts of one Gram matrix.
@@ -92,12 +95,13 @@ def culprits(defense: Defense, images: Tensor, keys: Sequence[str], bad: Sequenc
     detector, repeated = defense.detector, copies(images)
     once, place = (images, range(len(images))) if repeated is None else (images[repeated[0]], repeated[1].tolist())
     owners: list[set[str]] = [set() for _ in once]
-    out = {index for index, one in zip(place, bad, strict=True) if one}
     for key, index in zip(keys, place, strict=True):
         owners[index].add(key)
+    single = {index for index, one in zip(place, bad, strict=True) if one}
     sample = Sample(once, defense.embed(once))
     k_xy, k_yy = detector.kernel(detector.reference, sample), detector.kernel(sample, sample)
     smallest, half = max(2, detector.batch_sizes[0]), len(once) / 2
+    rate = defense.config.detector.false_alarm_rate / len(set(keys))
 
     def statistic(part: list[int]) -> float:
         return detector.from_grams(k_xy[:, part], k_yy[part][:, part]).item()
@@ -105,18 +109,26 @@ def culprits(defense: Defense, images: Tensor, keys: Sequence[str], bad: Sequenc
     def flagged(part: list[int]) -> bool:
         return len(part) >= smallest and detector.flags(statistic(part), len(part))
 
-    def without(some: set[str]) -> list[int]:
-        return [index for index, who in enumerate(owners) if not who & some and index not in out]
+    def surely(part: list[int]) -> bool:
+        return flagged(part) and not detector.verdict(statistic(part), 0, len(part)).p_value > rate
 
     def guilty(key: str) -> bool:
         own = [index for index, who in enumerate(owners) if key in who]
-        return len(out.intersection(own)) >= max(2, len(own) / 2) or flagged(own)
+        return len(single.intersection(own)) >= max(2, len(own) / 2) or surely(own)
 
-    blamed = {key for key in set(keys) if guilty(key)}
-    while len(left := without(blamed)) >= max(half, smallest):
+    def without(some: set[str], out: set[int]) -> list[int]:
+        return [index for index, who in enumerate(owners) if not who & some and index not in out]
+
+    def found(some: set[str], out: set[int]) -> tuple[set[str], tuple[bool, ...]]:
+        return some, tuple(index in out or bool(owners[index] & some) for index in place)
+
+    blamed, fewest = {key for key in set(keys) if guilty(key)}, max(half, smallest)
+    if blamed and len(left := without(blamed, set())) >= fewest and not flagged(left):
+        return found(blamed, set())
+    while len(left := without(blamed, single)) >= fewest:
         if not flagged(left):
-            return blamed
-        rests = {key: without(blamed | {key}) for key in sorted(set(keys) - blamed)}
+            return found(blamed, single)
+        rests = {key: without(blamed | {key}, single) for key in sorted(set(keys) - blamed)}
         known = {key: statistic(rest) for key, rest in rests.items() if len(rest) >= smallest}
         if not known:
             break

@@ -17,16 +17,17 @@ class Bucket:
         self.rate, self.burst, self._clock = rate, burst, clock
         self._left, self._then = float(burst), clock()
 
-    def take(self, images: int) -> None:
-        """Raises Problem 429 with the time after which there is room, 413 where there never will be."""
+    def take(self, images: int, taken: int = 0) -> None:
+        """Take what is missing where some were `taken` before. Raises Problem 429 with the time after which there is room,
+        413 where there never will be."""
         if images > self.burst:
             raise Problem(413, f"expected at most {self.burst} images at once for this key, got {images}")
         now = self._clock()
         self._left = min(self.burst, self._left + (now - self._then) * self.rate)
         self._then = now
-        if images > self._left:
+        if images - taken > self._left:
             raise Problem(429, "too many images for this key; slow down", max(1, ceil((images - self._left) / self.rate)))
-        self._left -= images
+        self._left -= images - taken
 
 
 class Keys:
@@ -42,16 +43,16 @@ class Keys:
         if not self._hashes:
             return ANONYMOUS
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        given = given.strip(" \t") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         if not given:
             raise Problem(401, "expected an API key: Authorization: Bearer KEY, or X-API-Key: KEY")
-        hashed = hashlib.sha256(given.encode("utf-8", "surrogateescape")).digest()
+        hashed = hashlib.sha256(given.encode("latin-1")).digest()  # the bytes as they came: headers are read as latin-1
         found = [name for name, known in self._hashes.items() if hmac.compare_digest(known, hashed)]
         if not found:
             raise Problem(403, "this API key is not known")
         return found[0]
 
-    def spend(self, name: str, images: int) -> None:
-        """Count images against the key's rate. Raises Problem 429 or 413."""
+    def spend(self, name: str, images: int, spent: int = 0) -> None:
+        """Count images against the key's rate, without those `spent` before. Raises Problem 429 or 413."""
         if name in self._buckets:
-            self._buckets[name].take(images)
+            self._buckets[name].take(images, spent)

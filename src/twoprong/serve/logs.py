@@ -2,9 +2,15 @@
 
 import json
 import logging
+import re
 import time
+from contextvars import ContextVar
+from typing import Any
 
 from twoprong.errors import printable
+
+PLAIN = re.compile(r"[\w.:/+-]+")
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # of the request that is being answered
 
 
 class JsonLines(logging.Formatter):
@@ -18,7 +24,7 @@ class JsonLines(logging.Formatter):
 
 class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{name}={value}" for name, value in getattr(record, "fields", {}).items())
+        fields = " ".join(f"{name}={_text(value)}" for name, value in getattr(record, "fields", {}).items())
         line = printable(f"{_stamp(record)} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip())
         return line + ("\n" + self.formatException(record.exc_info) if record.exc_info else "")
 
@@ -30,6 +36,11 @@ def log_to(stream: logging.StreamHandler, as_json: bool) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [stream], False
         logger.setLevel(logging.INFO if name == "twoprong" else logging.WARNING)
+
+
+def _text(value: Any) -> str:
+    """A value as JSON, and without quotation marks where it is one word: so that it ends where it seems to end."""
+    return str(value) if PLAIN.fullmatch(str(value)) else json.dumps(value, ensure_ascii=False)
 
 
 def _stamp(record: logging.LogRecord) -> str:

@@ -22,7 +22,7 @@ class Metrics:
         self.history: deque[dict[str, Any]] = deque(maxlen=KEPT)
         to: Any = {"namespace": "twoprong", "registry": self.registry}
         self.requests = Counter("requests", "Requests by what became of them", ["endpoint", "status"], **to)
-        self.seconds = Histogram("request_seconds", "From the first byte to the answer", buckets=SECONDS, **to)
+        self.seconds = Histogram("request_seconds", "Until a request with images was answered", buckets=SECONDS, **to)
         self.queue = Histogram("queue_seconds", "What an image waits for its batch", buckets=SECONDS, **to)
         self.batch_seconds = Histogram("batch_seconds", "What a batch takes in the worker", buckets=SECONDS, **to)
         self.size = Histogram("batch_size", "Images in a batch, copies once", buckets=SIZES, **to)

@@ -12,7 +12,7 @@ from twoprong.errors import StateError
 from twoprong.serve import wire
 
 STARTING = 120.0  # seconds that a process may take until its bundle is loaded
-BUFFER = 2**24  # asyncio's own loop waits for ever for a process that has ended with more than twice this unread
+BUFFER = 2**33  # more than any message: asyncio would wait for ever for the end of a process whose pipe it has paused
 
 
 class Pipe:
@@ -39,7 +39,7 @@ class Pipe:
             rest = rest[os.write(self._write_end, rest) :]
 
     def close(self) -> None:
-        """What is being written comes first: the number of a closed file may soon be another one's."""
+        """A pending write ends first: the number of a closed descriptor may be reused at once."""
         if not self._open:
             return
         self._open = False
@@ -54,14 +54,14 @@ class Pipe:
 
 
 class ModelProcess:
-    """A Python process that has imported what the model needs, and loads a bundle once it is told which."""
+    """A Python process that imports what the model needs, then loads the bundle that it is told to."""
 
     def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
-        self._process, self._pipe = process, pipe
+        self._process, self._pipe, self._over = process, pipe, False
 
     @classmethod
     async def start(cls) -> "ModelProcess":
-        """Start a process; it may still be importing. Raises OSError where there can be none."""
+        """Start a process; it may still be importing. Raises StateError where there can be none."""
         pipe = Pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -69,8 +69,10 @@ class ModelProcess:
                 stdin=pipe.read_end, stdout=asyncio.subprocess.PIPE, start_new_session=True, limit=BUFFER,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"},
             )  # fmt: skip
-        except BaseException:
+        except BaseException as error:
             pipe.close()
+            if isinstance(error, OSError | RuntimeError):  # no memory, no file, no thread to wait for it
+                raise StateError(f"no worker process can be started: {error}") from error
             raise
         finally:
             os.close(pipe.read_end)
@@ -81,7 +83,7 @@ class ModelProcess:
         return self._process.pid
 
     async def load(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """What the process says of its bundle. Raises StateError with its own words if it cannot load it."""
+        """What the process says about its bundle. Raises StateError with its message if it cannot load it."""
         try:
             async with asyncio.timeout(STARTING):
                 said, _ = await self.ask(wire.pack(settings))
@@ -97,20 +99,19 @@ class ModelProcess:
         await self._pipe.send(message)
         return await wire.receive(self._process.stdout)
 
-    @property
-    def alive(self) -> bool:
-        return self._process.returncode is None
-
     def kill(self) -> None:
         """The process and all that it has started: a child of its own would hold the pipes open."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if not self._over:  # else its number may belong to others by now
+            with suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def ended(self) -> int:
         """Its exit code, once it has one."""
         return await self._process.wait()
 
     async def end(self) -> None:
+        """Kill it, wait until it has gone, and close its pipe."""
         self.kill()
         await self._process.wait()
+        self._over = True
         self._pipe.close()

@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -57,13 +57,22 @@ async def serve(
 
     Raises StateError where an address is taken or the bundle cannot be loaded.
     """
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop, loop, loading = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
+
+    def end() -> None:
+        nonlocal loading
+        stop.set()
+        if loading is not None:  # nothing was accepted yet
+            loading.cancel()
+            loading = None
+
     public, admin = bound_socket(where.host, where.port), bound_socket(where.admin_host, where.admin_port)
     for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, stop.set)
-    with public, admin:
+        loop.add_signal_handler(one, end)
+    with public, admin, suppress(asyncio.CancelledError):
         worker = Worker(worker_settings(bundle, device, settings, allow, demo), settings.spare)
         async with running(settings, worker) as service, administered(service, admin):
+            loading = None
             front = _server(make_app(service, metadata.version("twoprong")))
             serving = asyncio.create_task(front.serve([public]))
             public.listen(BACKLOG)  # by now connections are answered
@@ -76,6 +85,7 @@ async def serve(
             front.should_exit = True
             await serving
             return whole
+    return True
 
 
 @asynccontextmanager

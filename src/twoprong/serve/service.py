@@ -2,22 +2,27 @@
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
 from twoprong.errors import ConfigError
 from twoprong.serve.batcher import Batcher
-from twoprong.serve.forming import Entry
+from twoprong.serve.forming import Entry, requests_of
 from twoprong.serve.keys import Keys
 from twoprong.serve.memory import Memory
-from twoprong.serve.metrics import Metrics
+from twoprong.serve.metrics import Metrics, route_of
 from twoprong.serve.review import Review
 from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
 from twoprong.serve.worker import Judges, Model, WorkerSettings
+
+log = logging.getLogger("twoprong")
 
 DECODERS = 2  # threads that read pictures and tensors, so that a large one does not hold up the others
 
@@ -30,6 +35,7 @@ class Service:
         self.keys = Keys(settings.keys)
         self.memory = Memory(model.false_alarm_rate)
         fitted = _fitted(settings.batch, model.sizes)
+        self._numbers = count(1)  # of batches
         self.batcher = Batcher(self._judge, fitted, batches, apart=self.memory.watched)
         self.watchdog = Watchdog(self.batcher)
         self.decoders = ThreadPoolExecutor(DECODERS, "decoder")
@@ -52,7 +58,7 @@ class Service:
 
     async def _judge(self, batch: Sequence[Entry]) -> Mapping[int, np.ndarray]:
         loop = asyncio.get_running_loop()
-        start = loop.time()
+        start, number = loop.time(), next(self._numbers)
         for entry in batch:
             self.metrics.queue.observe(start - entry.since)
         try:
@@ -63,6 +69,10 @@ class Service:
         self.metrics.batch_seconds.observe(loop.time() - start)
         self.metrics.heard(facts)
         self.memory.heard(facts.keys, facts.suspicious)
+        if facts.tested and facts.adversarial:
+            names = ("size", "statistic", "threshold", "p_value", "blamed")
+            said = {"batch": number, **{name: getattr(facts, name) for name in names}, "requests": requests_of(batch)}
+            log.warning("alarm", extra={"fields": said | {"route": route_of(facts)[0]}})
         if self.review is not None and facts.shown:
             loop.run_in_executor(self.decoders, self.review.keep, facts)
         return answers
@@ -81,8 +91,9 @@ async def running(settings: ServeSettings, worker: Judges, batches: int = 1) -> 
     """A service whose worker is up. Raises StateError if the bundle cannot be loaded, ConfigError if settings do not fit."""
     try:
         service = Service(settings, worker, await worker.start(), Metrics(), batches)
+        worker.settings = replace(worker.settings, demo=False)  # the samples are attacked once, not by each new worker
         gc.collect()
-        gc.freeze()  # to look through all that was imported takes 0.2 s, in which nobody would be answered
+        gc.freeze()  # a full collection over all that was imported takes 0.2 s and holds up the event loop
         beat = asyncio.create_task(service.watchdog.beat())
         try:
             yield service

@@ -2,7 +2,7 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,11 +15,12 @@ ANONYMOUS = "anonymous"  # the key of everybody where no keys are set
 class BatchSettings(Settings):
     """How batches are formed. Times are in seconds.
 
-    `deadline` is the longest that an image waits for others. A batch of fewer than `least` images is not tested; the
-    service keeps `least` and `max_batch` inside what the bundle is calibrated for. `max_per_key` is how many images of one
-    key a batch of several keys may have. `max_items` and `max_bytes` bound everything that is accepted and not yet answered,
-    `max_items_per_key` what one key has of it. A batch that takes longer than `timeout` fails. Answers leave no earlier
-    than `pace` after their batch was closed: above the time of the slower route, time does not tell the route.
+    `deadline` is the longest that an image waits for others. A batch of fewer than `least` images waits to its end;
+    the service keeps `least` and `max_batch` inside what the bundle is calibrated for. `max_per_key` is how many
+    images of one key a batch of several keys may have. `max_items` and `max_bytes` bound everything that is accepted
+    and not yet answered, `max_items_per_key` and `max_bytes_per_key` what one API key has of it: half, where nothing
+    else is said. A batch that takes longer than `timeout` fails. Answers leave no earlier than `pace` after their
+    batch was closed: above the time of the slower route, time does not tell the route.
     """
 
     max_batch: Count = 100
@@ -27,14 +28,30 @@ class BatchSettings(Settings):
     deadline: Positive = 0.25
     max_per_key: Count = 10
     max_items: Count = 2000
-    max_items_per_key: Count = 2000
+    max_items_per_key: Count = 1000
     max_bytes: Count = 256 * 2**20
+    max_bytes_per_key: Count = 128 * 2**20
     timeout: Positive = 30.0
     pace: NotNegative = 0.0
 
+    @model_validator(mode="before")
+    @classmethod
+    def _halves(cls, values: Any) -> Any:
+        """Whoever changes a total need not change what one key has of it."""
+        if not isinstance(values, dict):
+            return values
+        totals = {name: values.get(name) for name in ("max_items", "max_bytes")}
+        return {f"{name}_per_key": max(total // 2, 1) for name, total in totals.items() if isinstance(total, int)} | values
+
     @model_validator(mode="after")
     def _ordered(self) -> "BatchSettings":
-        for small, large in (("least", "max_batch"), ("max_per_key", "max_batch"), ("max_batch", "max_items")):
+        for small, large in (
+            ("least", "max_batch"),
+            ("max_per_key", "max_batch"),
+            ("max_batch", "max_items"),
+            ("max_items_per_key", "max_items"),
+            ("max_bytes_per_key", "max_bytes"),
+        ):
             if getattr(self, small) > getattr(self, large):
                 raise ValueError(f"{small}: expected at most {large} = {getattr(self, large)}, got {getattr(self, small)}")
         return self

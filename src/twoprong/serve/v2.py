@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from pydantic_core import from_json
 
 from twoprong.serve.images import Shape, check
 from twoprong.serve.problems import Problem
@@ -19,18 +20,19 @@ from twoprong.serve.worker import Model
 HEADER = "Inference-Header-Content-Length"
 TYPES = {"FP32": np.float32, "UINT8": np.uint8}
 OUTPUTS = {"probabilities": "FP32", "label": "INT64"}
+JSON, VALUE = 2**20, 32  # bytes of JSON: parsing it holds up the whole process; and one image always fits
 
 
 class Request:
     """A checked request: how many images it has, how to make them, and which outputs are wanted in which form."""
 
     def __init__(self, body: bytes, header_length: str | None, shape: Shape, max_images: int) -> None:
-        self.head, tail = _split(body, header_length)
-        inputs = self.head.get("inputs")
+        head, tail = _split(body, header_length, max(JSON, VALUE * prod(shape)))
+        inputs = head.get("inputs")
         if not isinstance(inputs, list) or len(inputs) != 1 or not isinstance(inputs[0], dict):
             raise Problem(400, "inputs: expected a list with one tensor")
         self._input, self._shape = inputs[0], shape
-        self.id = self.head.get("id") if isinstance(self.head.get("id"), str) else None
+        self.id = head.get("id") if isinstance(head.get("id"), str) else None
         sizes = self._input.get("shape")
         if not isinstance(sizes, list) or not sizes or not all(type(size) is int and size >= 0 for size in sizes):
             raise Problem(400, "shape: expected a list of whole numbers")
@@ -44,23 +46,24 @@ class Request:
         if self.kind != "BYTES" and tuple(sizes[1:]) != shape:
             raise Problem(422, f"expected a tensor of shape [N, {', '.join(map(str, shape))}], got {sizes}"[:200])
         self._raw = self._binary(tail)
-        self.outputs = self._outputs()
+        self.outputs = _outputs(head)
 
     @property
     def images(self) -> int:
         return int(self.sizes[0])
 
     def decode(self, picture: Callable[[bytes], np.ndarray]) -> list[np.ndarray]:
-        """The images; `picture` reads an encoded one."""
+        """The images; `picture` reads an encoded one. To be called once: what was sent is not kept."""
+        (raw, self._raw), (given, self._input) = (self._raw, None), (self._input, {})
         if self.kind == "BYTES":
-            return [picture(data) for data in self._pictures()]
+            return [picture(data) for data in self._pictures(raw)]
         kind = TYPES[self.kind]
-        if self._raw is not None:
-            if len(self._raw) != prod(self.sizes) * np.dtype(kind).itemsize:
-                raise Problem(400, f"expected {prod(self.sizes)} values, got {len(self._raw)} bytes")
-            return list(check(np.frombuffer(self._raw, kind).reshape(self.sizes), self._shape))
+        if raw is not None:
+            if len(raw) != prod(self.sizes) * np.dtype(kind).itemsize:
+                raise Problem(400, f"expected {prod(self.sizes)} values, got {len(raw)} bytes")
+            return list(check(np.frombuffer(raw, kind).reshape(self.sizes), self._shape))
         try:
-            values = np.array(self._input.get("data"), dtype=np.float64).ravel()
+            values = np.array(given.get("data"), dtype=np.float64).ravel()
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             raise Problem(400, "data: expected numbers, flat or nested as the shape says") from error
         if values.size != prod(self.sizes):
@@ -69,11 +72,11 @@ class Request:
             raise Problem(422, "data: expected whole numbers from 0 to 255")
         return list(check(values.astype(kind).reshape(self.sizes), self._shape))
 
-    def _pictures(self) -> list[bytes]:
-        if self._raw is None:
+    def _pictures(self, raw: bytes | None) -> list[bytes]:
+        if raw is None:
             raise Problem(400, "BYTES: expected binary data, encoded pictures cannot be JSON text")
         found: list[bytes] = []
-        rest = memoryview(self._raw)
+        rest = memoryview(raw)
         while len(rest) >= 4 and len(found) < self.images:
             (size,) = struct.unpack_from("<I", rest)
             if size > len(rest) - 4:
@@ -93,19 +96,6 @@ class Request:
         if type(size) is not int or size != len(tail):
             raise Problem(400, f"binary_data_size: expected {len(tail)}, the bytes after the JSON")
         return tail
-
-    def _outputs(self) -> dict[str, bool]:
-        """The names of the wanted outputs, and whether they are binary."""
-        default = bool(_parameters(self.head).get("binary_data_output", False))
-        wanted = self.head.get("outputs")
-        if wanted is None or wanted == []:
-            return dict.fromkeys(OUTPUTS, default)
-        if not isinstance(wanted, list) or not all(isinstance(one, dict) for one in wanted):
-            raise Problem(400, "outputs: expected a list of names")
-        found = {str(one.get("name")): bool(_parameters(one).get("binary_data", default)) for one in wanted}
-        if unknown := found.keys() - OUTPUTS.keys():
-            raise Problem(400, f"outputs: expected {' or '.join(OUTPUTS)}, got {min(unknown)!r}"[:200])
-        return found
 
     def answer(self, model: Model, probabilities: np.ndarray) -> tuple[bytes, dict[str, str]]:
         """The response's body and headers."""
@@ -145,8 +135,22 @@ def metadata(model: Model) -> dict[str, Any]:
     }
 
 
-def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], bytes]:
-    """The JSON and what comes after it."""
+def _outputs(head: dict[str, Any]) -> dict[str, bool]:
+    """The names of the wanted outputs, and whether they are binary."""
+    default = bool(_parameters(head).get("binary_data_output", False))
+    wanted = head.get("outputs")
+    if wanted is None or wanted == []:
+        return dict.fromkeys(OUTPUTS, default)
+    if not isinstance(wanted, list) or not all(isinstance(one, dict) for one in wanted):
+        raise Problem(400, "outputs: expected a list of names")
+    found = {str(one.get("name")): bool(_parameters(one).get("binary_data", default)) for one in wanted}
+    if unknown := found.keys() - OUTPUTS.keys():
+        raise Problem(400, f"outputs: expected {' or '.join(OUTPUTS)}, got {min(unknown)!r}"[:200])
+    return found
+
+
+def _split(body: bytes, header_length: str | None, limit: int) -> tuple[dict[str, Any], bytes]:
+    """The JSON, which may have `limit` bytes, and what comes after it."""
     size = len(body)
     if header_length is not None:
         if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12):
@@ -154,9 +158,11 @@ def _split(body: bytes, header_length: str | None) -> tuple[dict[str, Any], byte
         size = int(header_length)
         if size > len(body):
             raise Problem(400, f"{HEADER}: expected at most {len(body)}, the length of the body, got {size}")
+    if size > limit:
+        raise Problem(413, f"expected at most {limit:,} bytes of JSON; send images as binary data, with {HEADER}")
     try:
-        head = json.loads(body[:size])
-    except (ValueError, RecursionError) as error:
+        head = from_json(body[:size])
+    except ValueError as error:
         raise Problem(400, "expected JSON") from error
     if not isinstance(head, dict):
         raise Problem(400, "expected a JSON object")

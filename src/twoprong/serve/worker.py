@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twoprong.errors import TwoprongError
+from twoprong.errors import StateError, TwoprongError
 from twoprong.serve import wire
 from twoprong.serve.forming import Entry
 from twoprong.serve.process import ModelProcess
@@ -157,17 +157,15 @@ class Worker:
         """As `Judges` promises; a cancelled call kills the worker."""
         await self._up.wait()
         assert self._process is not None
-        process = self._process
+        process, message = self._process, wire.pack(*question(batch, watched))
         try:
-            found, body = await process.ask(wire.pack(*question(batch, watched)))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            found, body = await process.ask(message)
+        except BaseException as error:  # late, dead or out of step: whatever it still says belongs to no batch
             if self._process is process:  # the next batch waits for the next process
                 self._up.clear()
-            raise WorkerError("the worker died while it judged this batch") from error
-        except asyncio.CancelledError:  # it is late; what it will still say belongs to no batch
-            if self._process is process:
-                self._up.clear()
-                process.kill()
+            process.kill()
+            if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+                raise WorkerError("the worker died while it judged this batch") from error
             raise
         return answer(batch, found, body)
 
@@ -178,7 +176,6 @@ class Worker:
 
     async def _mind(self) -> None:
         """Whenever the process ends, put the spare one in its place, or a new one."""
-        pause = PAUSE
         while True:
             assert self._process is not None
             await self._stand_by()
@@ -187,28 +184,28 @@ class Worker:
             self.restarts += 1
             log.error("the worker ended (%s); another one takes its place", code)
             await self._process.end()
+            await self._replace()
+
+    async def _replace(self) -> None:
+        """Try until there is a process that has loaded the bundle; a spare one may have died, too."""
+        assert self._process is not None
+        pause = PAUSE
+        while True:
             try:
-                self._process = await self._successor()
+                spare, self._spare = self._spare, None
+                self._process = spare or await ModelProcess.start()
                 await self._load(self._process)
-                pause = PAUSE
-            except Exception as error:  # whatever it is: without a minder there would be no worker any more
+                return
+            except Exception as error:  # whatever it is: without a minder there would never be a worker again
                 log.error("the worker did not come up: %s", error)
-                self._process.kill()
+                await self._process.end()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-
-    async def _successor(self) -> ModelProcess:
-        """The spare process, if it lives; else a new one."""
-        spare, self._spare = self._spare, None
-        if spare is not None and not spare.alive:
-            await spare.end()
-            spare = None
-        return spare or await ModelProcess.start()
 
     async def _stand_by(self) -> None:
         """Have a spare process, if there can be one."""
         if self._wants_spare and self._spare is None:
             try:
                 self._spare = await ModelProcess.start()
-            except Exception as error:
+            except StateError as error:
                 log.warning("there is no spare worker: %s", error)

@@ -12,7 +12,7 @@ HEADERS = {
 }
 
 
-def page(name: str, demo: bool = False) -> HTMLResponse:
+def page(name: str) -> HTMLResponse:
     """A page by its name. It may run its own script and talk to its own origin, nothing else."""
     text = (resources.files(__package__) / f"{name}.html").read_text(encoding="utf-8")
-    return HTMLResponse(text.replace('id="demo" hidden', 'id="demo"') if demo else text, headers=HEADERS)
+    return HTMLResponse(text, headers=HEADERS)

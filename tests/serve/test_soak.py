@@ -63,7 +63,7 @@ class Cases:
         """A request that is none: bytes instead of a picture, or a tensor cut short or of another shape."""
         if draw.random() < 0.5:
             return request(draw.randbytes(draw.randrange(500)))
-        head, _, body = self.tensor([draw.randrange(len(self.pictures))], model).partition(b"\r\n\r\n")
+        _, _, body = self.tensor([draw.randrange(len(self.pictures))], model).partition(b"\r\n\r\n")
         length = {"Inference-Header-Content-Length": body.index(b"]}") + 2}
         body = body[: -draw.randrange(1, 64)] if draw.random() < 0.5 else body.replace(b"[1, 1, 8, 8]", b"[1, 1, 4, 4]")
         return request(body, f"/v2/models/{model}/infer", length)

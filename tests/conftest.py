@@ -3,6 +3,7 @@
 import copy
 import os
 import shutil
+import signal
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,9 @@ from twoprong.defense import Defense
 from twoprong.detect import calibrate
 from twoprong.detect.calibrate import BATCHES, Thresholds
 from twoprong.recipe import fit, train_named
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SMALL = {
     "attack": {"eps": 0.2, "step": 0.05},

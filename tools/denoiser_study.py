@@ -40,17 +40,13 @@ from twoprong.seeds import generator
 
 CANDIDATES: dict[str, dict[str, Any]] = {
     "as it is": {},
-    "clean 0.25": {"clean_share": 0.25},
-    "clean 0.5": {"clean_share": 0.5},
     "clean 0.25, alpha 0.1": {"clean_share": 0.25, "alpha": 0.1},
     "clamped": {"noise": "clamped"},
     "clamped, clean 0.25": {"noise": "clamped", "clean_share": 0.25},
+    "clamped, alpha 0.1": {"noise": "clamped", "alpha": 0.1},
     "sigma 0.15, clean 0.25": {"sigma": 0.15, "clean_share": 0.25},
     "sigma 0.15, clean 0.25, alpha 0.1": {"sigma": 0.15, "clean_share": 0.25, "alpha": 0.1},
-    "sigma 0.10, clean 0.25": {"sigma": 0.10, "clean_share": 0.25},
-    "sigma 0.10, clean 0.5": {"sigma": 0.10, "clean_share": 0.5},
     "sigma 0.10, clean 0.25, alpha 0.1": {"sigma": 0.10, "clean_share": 0.25, "alpha": 0.1},
-    "sigma 0.05, clean 0.25": {"sigma": 0.05, "clean_share": 0.25},
 }
 DRAWS = (1, 4, 8)  # of the noise, averaged
 SCORED = 1000  # held-out images

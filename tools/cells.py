@@ -19,7 +19,15 @@ def origin(run: Run, base: str) -> str:
 
 
 def caveat(run: Run) -> str:
-    """What a run's own checks say against its numbers, with a space before it; nothing if they passed."""
+    """What has to be said against a run's numbers, with a space before it: by its age, and by its own checks."""
+    return _age(run) + _checks(run)
+
+
+def _age(run: Run) -> str:
+    return f" **Measured on an earlier fit of this bundle; today's is of {run.refitted}.**" if run.refitted else ""
+
+
+def _checks(run: Run) -> str:
     checks = run.results.get("sanity", ())  # a reproduction has none
     if not run.results.get("reliable", True):
         failed = ", ".join(check["name"] for check in checks if check["status"] == "failed")

@@ -1,8 +1,10 @@
-"""The paper's kernel and ours on unseen images: python tools/power.py BUNDLE CIFAR_ROOT NAME
+"""The paper's kernel and ours on unseen images: python tools/power.py BUNDLE CIFAR_ROOT NAME [IMAGES]
 
 Three tests around the bundle's classifier, with one reference and one set of calibration images: the paper's kernel learned
 as in the paper (rate 2e-4), the same three scalars learned at our rate, and the bundle's own. Each is calibrated for the
-same rate of false alarms and then sees all CIFAR-10 test images, clean and after PGD-20 on the bare classifier, in batches.
+same rate of false alarms and then sees CIFAR-10 test images (all, or the first IMAGES), clean and after PGD-20 on the bare
+classifier, in batches.
+
 It writes NAME.json, NAME.md and NAME.svg; `python tools/power.py NAME` makes the last two from the first.
 """
 
@@ -184,20 +186,22 @@ def figure(result: dict[str, Any]) -> str:
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
 
 
-def measure(bundle: str, root: Path, name: Path) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    result = curves(tp.load(bundle).to(device), load_data("cifar10", root).to(device))
-    result["command"] = f"python tools/power.py {Path(bundle).name} CIFAR_ROOT {name}"
+def measure(bundle: str, root: Path, name: Path, images: int | None = None) -> None:
+    device, data = torch.device("cuda" if torch.cuda.is_available() else "cpu"), load_data("cifar10", root)
+    data = replace(data, test=data.test[:images])
+    result = curves(tp.load(bundle).to(device), data.to(device))
+    command = ["python tools/power.py", Path(bundle).name, "CIFAR_ROOT", name, *([] if images is None else [images])]
+    result["command"] = " ".join(map(str, command))
     name.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    *given, last = sys.argv[1:] or [""]
-    if len(given) not in (0, 2) or not last:
+    given = sys.argv[1:]
+    if len(given) not in (1, 3, 4) or not all(word.isdigit() for word in given[3:]):
         sys.exit(__doc__)
     try:
-        if given:
-            measure(given[0], Path(given[1]), Path(last))
-        show(Path(last))
+        if given[1:]:
+            measure(given[0], Path(given[1]), Path(given[2]), *map(int, given[3:]))
+        show(Path(given[2] if given[1:] else given[0]))
     except (TwoprongError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -16,11 +16,13 @@ from typing import Any
 
 KINDS = ("evaluation", "reproduction")
 FILES = ("results.json", "results.md", "report.html")
+BUNDLES = "src/twoprong/bundles"  # those that come with the package
 LIMIT = 4_000_000  # bytes of a folder; `strong` takes 2.1 million on 1,000 images, hardened 3.1 million on 500
 KEYS = {"kind", "title", "strong", "commit"}
 MACHINE_PATH = re.compile(
     r"""(?:^|[\s='"`(\[,;:])(?:/(?=[\w.])|~[\w.-]*/|[A-Za-z]:[\\/](?=[\w.])|\\\\(?=\w)|file://)[^\s'"`<]*"""
 )
+EVALUATED = re.compile(r"twoprong evaluate ([\w-]+)(?: |$)")
 PICTURE = re.compile(r"data:[\w/+.-]+;base64,[\w+/=]*")
 
 
@@ -41,6 +43,7 @@ class Run:
     results: dict[str, Any]
     commit: str
     strong: dict[str, list[str]] = field(default_factory=dict)  # of a reproduction: row -> evaluations of its defence
+    refitted: str | None = None  # when the packaged bundle that was evaluated was fitted anew, if that was later
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def read(folder: Path) -> Published:
         if not found:
             results = _load(folder / name)
             commit = results["made_with"]["commit"] or entry["commit"]
-            runs[name] = Run(name, entry["kind"], entry["title"], results, commit, entry.get("strong", {}))
+            refitted = _refitted(results["run"], folder.parent / BUNDLES)
+            runs[name] = Run(name, entry["kind"], entry["title"], results, commit, entry.get("strong", {}), refitted)
     published = Published(runs, headline, hardened)
     for key, name in [*(("headline", name) for name in headline), *([("hardened", hardened)] if hardened else [])]:
         if name not in index or (name in runs and runs[name].kind != "evaluation"):
@@ -156,6 +160,16 @@ def _strings(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
         if isinstance(key, str):
             yield where, key
         yield from _strings(one, f"{where}.{key}".lstrip("."))
+
+
+def _refitted(run: dict[str, Any], bundles: Path) -> str | None:
+    """The day of a packaged bundle's fit, if the evaluation of its name is older: then it was of another bundle."""
+    found = EVALUATED.match(run["command"])
+    manifest = bundles / found[1] / "manifest.json" if found else bundles
+    if not manifest.is_file():
+        return None
+    fitted = str(json.loads(manifest.read_text(encoding="utf-8"))["about"]["fitted"])
+    return fitted[:10] if run["started"] < fitted else None
 
 
 def _links(run: Run, runs: dict[str, Run]) -> Iterator[str]:

@@ -63,11 +63,11 @@ def ship(bundle: Path, data: ImageData, home: Path = shipped.HOME, most: int = M
 
 def state(results: Path, home: Path = shipped.HOME, name: str = NAME) -> dict[str, str]:
     """Write into a packaged bundle's card what was published about it, each run by its command, after what the fit found."""
-    said = {}
+    said, defense = {}, tp.load(home / name)
     for protocol in PROTOCOLS:
         file = results / f"{name}-{protocol}" / "results.json"
-        if file.is_file():
-            found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        if found is not None and found["run"]["started"] >= defense.about["fitted"]:  # else it was another bundle
             run, worst, clean = found["run"], found["worst_case"]["defense"], found["clean"]["subjects"]
             low, high = worst.get("per_batch_interval_batches") or worst["per_batch_interval"]
             failed = [check["name"] for check in found["sanity"] if check["status"] == "failed"]
@@ -80,8 +80,9 @@ def state(results: Path, home: Path = shipped.HOME, name: str = NAME) -> dict[st
                 + f"; sanity checks failed: {', '.join(failed)}" * bool(failed)
             )
     if not said:
-        raise InputError(f"{results}: expected {name}-{' or -'.join(PROTOCOLS)} there, got none; publish them first")
-    defense = tp.load(home / name)
+        raise InputError(
+            f"{results}: expected {name}-{' or -'.join(PROTOCOLS)} of this bundle there, got none; publish them first"
+        )
     fitted = {key: value for key, value in defense.about.get("measured", {}).items() if not key.startswith("`")}
     defense.about["measured"] = fitted | said
     defense.save(home / name, overwrite=True)

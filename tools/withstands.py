@@ -53,11 +53,11 @@ def withstands(runs: Sequence[Run]) -> str:
         lines.append([row.attacker, *cells, *map(_defended, others)])
     made = runs[0].results["run"]
     about = " (of these batches only)" if _batches(runs[0]) < 3 else ""  # fewer say nothing of others
-    said = [f"Accuracy of {_measured(runs[0])}.", *(f"Hardened mode: {_measured(run)}." for run in runs[1:])]
-    said.append(
-        f"Budget {budget(made['eps'], made['norm'])}, protocol `{made['protocol']}`, 95 % interval{about} in brackets."
-        + "".join(map(caveat, runs))
-    )
+    said = []
+    for name, run in zip(("Accuracy of", "Hardened mode:"), runs, strict=False):
+        said += [f"{name} {_measured(run)}.", *([caveat(run).strip()] if caveat(run) else [])]
+    at = budget(made["eps"], made["norm"])
+    said.append(f"Budget {at}, protocol `{made['protocol']}`, 95 % interval{about} in brackets.")
     return "\n".join([markdown_table(head, lines), "", *said])
 
 

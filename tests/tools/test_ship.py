@@ -117,7 +117,10 @@ def test_the_card_says_what_was_published_and_nothing_else_changes(rounded, data
     shutil.copytree(ROOT / "results" / "digits-quick", results / "cifar10-small-quick")
     file = results / "cifar10-small-quick" / "results.json"
     found = json.loads(file.read_text(encoding="utf-8"))
+    with pytest.raises(InputError, match="of this bundle there, got none"):  # it is older than the bundle
+        state(results, tmp_path)
     found["sanity"][-1]["status"] = "not converged"
+    found["run"]["started"] = tp.load(bundle).about["fitted"]
     file.write_text(json.dumps(found), encoding="utf-8")
     state(results, tmp_path)
     card = (bundle / "README.md").read_text(encoding="utf-8")

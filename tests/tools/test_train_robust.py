@@ -28,13 +28,12 @@ def test_missing_data_end_the_command_with_an_error(tool, tmp_path, monkeypatch)
 
 def test_a_bundle_brings_its_split_and_none_that_holds_out_what_the_robust_network_has_learned(monkeypatch):
     tool = runpy.run_path(str(TOOLS / "fit_hardened.py"))
-    bundle = tp.load("cifar10-small")
-    assert tool["network_and_splits"]("cifar10-small")[1] == bundle.config.splits != SplitConfig()
-    more = bundle.config.splits.model_copy(update={"calibration": 5000})
-    bundle.config = bundle.config.model_copy(update={"splits": more})
+    with pytest.raises(InputError, match="--accurate cifar10-small: R has learned images that this bundle holds out"):
+        tool["network_and_splits"]("cifar10-small")
+    bundle, fewer = tp.load("cifar10-small"), SplitConfig(reference=400)
+    bundle.config = bundle.config.model_copy(update={"splits": fewer})
     monkeypatch.setattr(tp, "load", lambda name: bundle)
-    with pytest.raises(InputError, match="--accurate another: R has learned images that this bundle holds out"):
-        tool["network_and_splits"]("another")
+    assert tool["network_and_splits"]("another")[1] == fewer
 
 
 def test_a_training_begins_with_the_robust_network_of_a_hardened_bundle_and_refuses_another():

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from twoprong.checks import check_accuracy, check_classifier, check_held_out, overlap
+from twoprong.checks import check_accuracy, check_classifier, check_held_out, check_test, overlap
 from twoprong.data.tensors import Labelled
 from twoprong.errors import InputError
 from twoprong.models.features import Features
@@ -96,3 +96,18 @@ def test_held_out_images_that_are_learned_too_are_refused(caplog):
 def test_held_out_images_have_the_others_size():
     with pytest.raises(InputError, match="like the others"):
         check_held_out(FOUR, distinct(0, 50))
+
+
+def test_test_images_of_another_part_are_refused(caplog):
+    learned, unseen = distinct(0, 600), distinct(600, 300)
+    assert check_test(distinct(900, 300), learned, unseen) == 0
+    assert caplog.text == ""
+    for first, count in ((590, 310), (890, 10)):  # both parts, and the held-out one alone
+        with pytest.raises(InputError, match=f"test: {count} of 310 images are among the images to learn from or the held"):
+            check_test(distinct(first, 310), learned, unseen)
+    for first, force, count in ((897, False, 3), (590, True, 310)):  # a few copies happen
+        caplog.clear()
+        assert check_test(distinct(first, 310), learned, unseen, force) == count
+        assert f"test: {count} of 310" in caplog.text
+    with pytest.raises(InputError, match="test: expected images of"):
+        check_test(FOUR, learned)

@@ -174,6 +174,16 @@ def test_names_of_classes_are_kept_and_counted(classifier, digits, few, tiny_con
         tp.fit(classifier, few, config=tiny_config, classes=["cat", "dog"])
 
 
+def test_test_images_that_are_in_another_part_are_refused_or_called_so(classifier, digits, few, tiny_config):
+    half = digits.test[: len(digits.test) // 2]
+    for given in ({"test": few}, {"test": half, "held_out": digits.test}):
+        with pytest.raises(InputError, match=f"test: {len(given['test'])} of .* the held-out ones, too"):
+            tp.fit(classifier, few, config=tiny_config, **given)
+    forced = tp.fit(classifier, few, config=tiny_config, held_out=digits.test, test=half, force=True)
+    words = f"{len(half)} test images, of which {len(half)} are not new to the defence"
+    assert forced.about["measured"]["measured on"] == words
+
+
 def test_labels_in_another_order_are_refused_before_the_work(classifier, digits, small_config):
     images, labels = digits.train.images, digits.train.labels
     for wrong in (labels.flip(0), (labels + 1) % 10, torch.where(labels < 2, 1 - labels, labels)):

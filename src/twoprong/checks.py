@@ -14,7 +14,7 @@ from twoprong.models.features import Features
 
 LOOKED_AT = 10_000  # images that the accuracy is judged on, evenly over all that are given
 SURE = 2.58  # of the Wilson interval: 99 %
-COMMON = 0.01  # share of held-out images that may be copies of others: large data sets have some
+COMMON = 0.01  # share of held-out or test images that may be copies of others: large data sets have some
 
 log = logging.getLogger("twoprong")
 
@@ -106,21 +106,48 @@ def check_held_out(data: Labelled, unseen: Labelled, force: bool = False) -> Non
             f"held_out: expected images of {tuple(data.images.shape[1:])}, like the others, "
             f"got {tuple(unseen.images.shape[1:])}"
         )
-    copies = overlap(unseen, data)
+    _refuse_copies(
+        "held_out",
+        overlap(unseen, data),
+        len(unseen),
+        "the images to learn from, too: they are not held out; give images that the classifier has not learned",
+        force,
+    )
+
+
+def check_test(test: Labelled, data: Labelled, unseen: Labelled | None = None, force: bool = False) -> int:
+    """How many test images are in another part, too. InputError for more than a few (with `force` a warning).
+
+    The other parts are the images to learn from and the held-out ones, which the thresholds are set on.
+    """
+    shape = data.images.shape[1:]
+    if test.images.shape[1:] != shape:
+        raise InputError(f"test: expected images of {tuple(shape)}, like the others, got {tuple(test.images.shape[1:])}")
+    copies = overlap(test, data, *([] if unseen is None else [unseen]))
+    _refuse_copies(
+        "test",
+        copies,
+        len(test),
+        "the images to learn from or the held-out ones, too: numbers from them say nothing of new images; give test images "
+        "that are in no other part (other ones for --held-out)",
+        force,
+    )
+    return copies
+
+
+def _refuse_copies(name: str, copies: int, count: int, among: str, force: bool) -> None:
     if copies == 0:
         return
-    message = (
-        f"held_out: {copies:,} of {len(unseen):,} images are among the images to learn from, too: they are not held out; "
-        "give images that the classifier has not learned, or go on all the same: --force (force=True)"
-    )
-    if copies > COMMON * len(unseen) and not force:
+    message = f"{name}: {copies:,} of {count:,} images are among {among}, or go on all the same: --force (force=True)"
+    if copies > COMMON * count and not force:
         raise InputError(message)
     log.warning(message)
 
 
-def overlap(some: Labelled, others: Labelled) -> int:
+def overlap(some: Labelled, *others: Labelled) -> int:
     """How many of some images are also, pixel by pixel, among others."""
-    return int(torch.isin(image_digests(some.images), image_digests(others.images)).sum())
+    known = torch.cat([image_digests(part.images) for part in others])
+    return int(torch.isin(image_digests(some.images), known).sum())
 
 
 def shortened(classes: Sequence[str], most: int = 10) -> str:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from twoprong.attacks.craft import craft
 from twoprong.checkpoint import Checkpoint
-from twoprong.checks import check_accuracy, check_classifier, check_held_out, overlap
+from twoprong.checks import check_accuracy, check_classifier, check_held_out, check_test
 from twoprong.choices import check_choice
 from twoprong.config import AttackConfig, FitConfig
 from twoprong.data.images import ImageLike
@@ -77,7 +77,8 @@ def fit(
     be unseen by the classifier, or fresh images will look different from them: give such images as `held_out` where
     `images` are its training set, or "none" where it has learned none of them. `classes` are the names of its outputs, in
     order. A classifier that does no better than chance, or is nearly always wrong on some class, is refused unless `force`
-    is set. `config` may also be a dict of settings, the name of a preset ("paper") or the path of a TOML file.
+    is set; so are held-out or test images that are in another part, too. `config` may also be a dict of settings, the name
+    of a preset ("paper") or the path of a TOML file.
     At the end `about["measured"]` says what was bought, on `test` (images that nobody has learned), or else on the
     calibration images; `measure=False` leaves it out.
     `features` overrides config.detector.features and .extractor; it may be a callable, or another network's extractor
@@ -107,6 +108,7 @@ def fit(
         unseen = _held_out(held_out, data, classifier, force)
         check_accuracy(seen, data, classes, force)
         parts = split(data, config.splits, config.seed, unseen)
+        part, images_are = _to_measure(test, data, unseen, parts, force)
         folder = None if work is None else Path(work)
 
         quick = seen
@@ -143,7 +145,6 @@ def fit(
             about["classes"] = list(classes)
         defense = Defense(extract, detector, passing, flagged, config, about)
         if measure:
-            part, images_are = _unlearned(test, data, parts)
 
             def attack(some: Labelled) -> Tensor:
                 return craft(quick.classifier, some, config.attack, folder, listen, "craft to measure")
@@ -303,14 +304,13 @@ def _held_out(held_out: Any, data: Labelled, classifier: nn.Module, force: bool)
     return unseen
 
 
-def _unlearned(test: Any, data: Labelled, parts: Splits) -> tuple[Labelled, str]:
-    """What the finished defence is measured on, and what to call it."""
+def _to_measure(test: Any, data: Labelled, unseen: Labelled | None, parts: Splits, force: bool) -> tuple[Labelled, str]:
+    """What the finished defence is measured on, checked before the work, and what to call it."""
     if test is None:
         return parts.calibration, "calibration images, which the thresholds were set on: false alarms are optimistic"
     part = as_labelled(test)
-    if copies := overlap(part, data):
-        log.warning("test: %d of %d images are among the images to learn from, too", copies, len(part))
-    return part, "test images"
+    copies = check_test(part, data, unseen, force)
+    return part, f"test images{f', of which {copies:,} are not new to the defence' if copies else ''}"
 
 
 def _extractor(classifier: nn.Module, features: FeatureSource | Features) -> Features:

@@ -107,6 +107,7 @@ CLASSES = ("--classes", "zero,one,two,three")
         ((*VAL, *CLASSES, "--weights-inside"), "Are its weights loaded"),
         ((*WEIGHTS, *CLASSES), "none: it has learned no image"),
         ((*WEIGHTS, *CLASSES, "--held-out", "photos/train"), "280 of 280 images are among the images to learn from"),
+        ((*WEIGHTS, *CLASSES, "--held-out", "photos/test"), "are among the images to learn from or the held-out ones, too"),
         ((*WEIGHTS, *VAL, "--classes", "zero,one,two"), "three, which is not among zero, one, two"),
         ((*WEIGHTS, *VAL, "--classes", "zero,one,two,three,four"), "expected 4 different names"),
         ((*WEIGHTS, *VAL, "--classes", "zero,two,one,three"), "class 1 (two), which it calls class 2 (one)"),

@@ -95,7 +95,10 @@ class FitArguments:
     ] = None
     resume: Resume = False
     force: Annotated[
-        bool, typer.Option("--force", help="Go on with a classifier near chance, or held-out images that are not held out.")
+        bool,
+        typer.Option(
+            "--force", help="Go on with a classifier near chance, or held-out or test images that are in another part, too."
+        ),
     ] = False
     overwrite: Annotated[bool, typer.Option(help="Replace a bundle that is already there.")] = False
     device: OnDevice = Device.auto

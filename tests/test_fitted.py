@@ -1,11 +1,14 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import twoprong as tp
 from twoprong.attacks import ATTACKS
-from twoprong.fitted import ATTACKED, measure_fit
+from twoprong.fitted import ATTACKED, measure_fit, measure_layers
 from twoprong.measure import wilson
+from twoprong.routes import Denoised
 
 
 def harmless(part):
@@ -44,8 +47,31 @@ def test_images_that_nobody_attacked_are_found_as_often_as_clean_ones(defense, d
     assert values["false_alarm_interval"] == [low, high]
 
 
+def test_images_sorted_by_class_are_mixed_before_some_are_taken(defense, digits, monkeypatch):
+    monkeypatch.setattr("twoprong.fitted.ATTACKED", 100)
+    monkeypatch.setattr("twoprong.fitted.KNOWING", 100)
+    by_class, taken = digits.test[digits.test.labels.argsort()], []
+
+    def craft(part):
+        taken.append(part.labels)
+        return part.images
+
+    def attack(subject, images, labels, draw):
+        taken.append(labels)
+        return SimpleNamespace(accuracy=0.0)
+
+    fitted = measure_fit(defense, by_class, "test images", craft, 0)
+    assert fitted.found <= fitted.attacked_batches / 2  # nobody attacked; batches of one class would all be flagged
+    monkeypatch.setattr("twoprong.fitted.Gate", lambda **_: attack)
+    measure_layers(defense, by_class, 0)
+    assert [len(labels) for labels in taken] == [100] * 3
+    assert all(labels.unique().tolist() == list(range(10)) for labels in taken)  # the first 100 are of three classes
+
+
 def test_a_denoiser_that_does_harm_is_said(defense, digits, caplog):
-    fitted = measure_fit(defense, digits.test, "test images", harmless, 0)  # nothing to repair, and noise costs accuracy
+    noisy = Denoised(defense.classifier, defense.flagged.denoiser, 1.0)
+    worse = tp.Defense(**vars(replace(defense.parts, flagged=noisy)))
+    fitted = measure_fit(worse, digits.test, "test images", harmless, 0)  # nothing to repair, and noise costs accuracy
     assert fitted.harmful
     assert "more harm than good" in caplog.text
     assert "more harm than good" in fitted.facts()["warning"]

@@ -103,7 +103,7 @@ def measure_fit(
     size = max(sizes[0], min(LARGEST, sizes[-1], len(part) // BATCHES))
     if len(part) < size:
         return None
-    attacked = part[: max(size, ATTACKED)]
+    attacked = _drawn(part, max(size, ATTACKED), seed)
     attacked = Labelled(craft(attacked), attacked.labels)
     draw = generator(seed, "fit summary", device=part.images.device)
     clean_batches, false_alarms, clean_denoised, clean_defended = _through(defense, part, size, draw)
@@ -130,7 +130,7 @@ def measure_fit(
 
 def measure_layers(defense: Defense, part: Labelled, seed: int) -> dict[str, str]:
     """What an attacker who knows the networks leaves of each route without the test, in words; `gate`, a short run."""
-    some, attack = part[:KNOWING], defense.config.attack
+    some, attack = _drawn(part, KNOWING, seed), defense.config.attack
     short = Gate(eps=attack.eps, norm=attack.norm, steps=20, targets=3)
     draw = generator(seed, "fit layers", device=part.images.device)
     robust, gate = (
@@ -138,6 +138,12 @@ def measure_layers(defense: Defense, part: Labelled, seed: int) -> dict[str, str
     )
     name = f"accuracy under a short attack that knows everything ({len(some)} images), robust network alone, gate"
     return {name: f"{robust:.2%}, {gate:.2%}"}
+
+
+def _drawn(part: Labelled, count: int, seed: int) -> Labelled:
+    """At most so many images in random order: the first ones of a sorted set are of one class, which the test flags."""
+    device = part.images.device
+    return part[torch.randperm(len(part), generator=generator(seed, "fit images", device=device), device=device)[:count]]
 
 
 @torch.no_grad()

@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from twoprong.serve import v2
+from twoprong.data.pictures import decode_picture
+from twoprong.serve import images, v2
 from twoprong.serve.batcher import Batcher
 from twoprong.serve.images import opened_if_small
 from twoprong.serve.problems import Problem
@@ -400,6 +401,57 @@ def busy(decoders):
         yield
     finally:
         free.set()
+
+
+def pictures(files):
+    """A request of the protocol with encoded pictures."""
+    raw = b"".join(struct.pack("<I", len(one)) + one for one in files)
+    one = {"name": "a", "datatype": "BYTES", "shape": [len(files)], "parameters": {"binary_data_size": len(raw)}}
+    return binary({"inputs": [one]}, raw)
+
+
+ONE_COLOUR = picture(np.zeros((100, 100, 3), np.uint8), "WEBP", lossless=True)  # 10,000 pixels in a few dozen bytes
+
+
+def test_the_pixels_of_all_pictures_of_a_request_are_bounded_together(echoing, monkeypatch):
+    decoded = []
+    monkeypatch.setattr(images, "decode_picture", lambda *given: decoded.append(given) or decode_picture(*given))
+    settings = ServeSettings(batch=BatchSettings(deadline=0.02), limits=LimitSettings(max_pixels=50_000))
+    with echoing(settings) as (address, service):
+        ask = Client(address)
+        assert ask("POST", "/v2/models/echo/infer", *pictures([ONE_COLOUR] * 5))[0] == 200
+        decoded.clear()
+        status, _, answer = ask("POST", "/v2/models/echo/infer", *pictures([ONE_COLOUR] * 200))
+        assert (status, "50,000 pixels" in json.loads(answer)["detail"]) == (413, True)
+        assert len(decoded) <= 5
+        large = picture(np.zeros((300, 300), np.uint8), "JPEG")  # it is decoded smaller, which no other picture may be
+        assert ask("POST", "/v2/models/echo/infer", *pictures([large]))[0] == 200
+        assert ask("POST", "/v2/models/echo/infer", *pictures([large, ONE_COLOUR]))[0] == 413
+        assert service.batcher.pending == service.batcher.pending_bytes == 0
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["504", "client left"])
+def test_the_pictures_of_a_request_that_was_given_up_are_not_decoded(echoing, monkeypatch, leaves):
+    started, go_on, decoded = threading.Event(), threading.Event(), []
+
+    def slow(*given):
+        decoded.append(given)
+        started.set()
+        go_on.wait(20)
+        return decode_picture(*given)
+
+    monkeypatch.setattr(images, "decode_picture", slow)
+    limits = LimitSettings(answer_seconds=60.0 if leaves else 0.2)
+    with echoing(ServeSettings(batch=BatchSettings(deadline=0.02), limits=limits)) as (address, service):
+        body, headers = pictures([ONE_COLOUR] * 50)
+        with half_sent(address, headers | {"Content-Length": str(len(body))}, body) as connection:
+            assert started.wait(20)
+            if not leaves:
+                assert connection.getresponse().status == 504
+        until(lambda: service.batcher.pending == 0)
+        go_on.set()
+        service.decoders.shutdown()
+    assert len(decoded) == 1
 
 
 LARGE = [("/v1/classify", picture(np.zeros((200, 200), np.uint8)), PNG), REQUESTS[1]]  # decoded by these threads

@@ -18,7 +18,7 @@ from twoprong.serve import v2
 from twoprong.serve.batcher import Slots
 from twoprong.serve.documented import ASKS, CLASSIFY, INFER, described, document
 from twoprong.serve.http import Requests, announced, guarded, problem_response, read_body, while_connected
-from twoprong.serve.images import decode, digest, opened_if_small
+from twoprong.serve.images import Pictures, decode, digest, opened_if_small
 from twoprong.serve.pages import page
 from twoprong.serve.problems import Problem
 from twoprong.serve.service import Service
@@ -149,7 +149,12 @@ class Answers:
         del body  # what is kept while images wait should be the images
         self._service.keys.spend(key, asked.images, spent=1)
         slots.extend(asked.images - 1, asked.images * prod(self._model.shape))
-        return asked, await _answered(slots, await self._aside(partial(asked.decode, self._picture)))
+        pictures = Pictures(self._model.shape, self._limits.max_pixels)
+        try:
+            images = await self._aside(partial(asked.decode, pictures))
+        finally:
+            pictures.give_up()  # a thread that is in the middle of it cannot be cancelled
+        return asked, await _answered(slots, images)
 
 
 async def _answered(slots: Slots, images: Sequence[np.ndarray]) -> np.ndarray:

@@ -35,6 +35,32 @@ def decode(data: "bytes | Picture", shape: Shape, max_pixels: int) -> np.ndarray
     return np.ascontiguousarray(np.broadcast_to(planes, shape))
 
 
+class Pictures:
+    """Reads the pictures of one request, which together may have `max_pixels`; none any more once it was given up.
+
+    A JPEG that has more by itself, and is decoded smaller, counts as all of them.
+    """
+
+    def __init__(self, shape: Shape, max_pixels: int) -> None:
+        self._shape, self._most, self._left, self._given_up = shape, max_pixels, max_pixels, False
+
+    def give_up(self) -> None:
+        self._given_up = True
+
+    def __call__(self, data: bytes) -> np.ndarray:
+        if self._given_up:
+            raise Problem(504, "nobody waits for this picture any more")
+        try:
+            opened = open_picture(data)
+        except Exception:  # as in `decode`, which says what is wrong
+            return decode(data, self._shape, self._most)
+        self._left -= min(opened.width * opened.height, self._most)
+        if self._left < 0:
+            opened.close()
+            raise Problem(413, f"expected at most {self._most:,} pixels in the pictures of a request; send fewer at once")
+        return decode(opened, self._shape, self._most)
+
+
 def opened_if_small(data: bytes) -> "Picture | None":
     """A picture that is decoded in about a millisecond, so that handing it to another thread would cost more; or None."""
     if len(data) > SMALL_BYTES or any(chunk in data for chunk in ZIPPED_CHUNKS):

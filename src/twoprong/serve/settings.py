@@ -61,7 +61,7 @@ class LimitSettings(Settings):
     """What one request may cost. Uploads are bounded before they are read, pixels before they are decoded."""
 
     max_upload: Count = 16 * 2**20  # bytes of a request's body, also after it is unzipped
-    max_pixels: Count = 25_000_000  # of one picture
+    max_pixels: Count = 25_000_000  # of all pictures in one request
     max_images: Count = 256  # in one request
     read_seconds: Positive = 20.0  # in which a body must have come
     answer_seconds: Positive = 60.0  # in which an answer must be there, else 504

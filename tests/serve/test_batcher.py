@@ -1,6 +1,7 @@
 """The batcher in made-up time (the fixture `run`): a campaign of random clients, and what it finds in broken batchers."""
 
 import asyncio
+import contextlib
 import random
 import sys
 from collections import Counter
@@ -297,23 +298,28 @@ def test_a_drain_that_takes_too_long_leaves_nobody_without_an_answer(run, grace,
     run(main())
 
 
-def test_no_answer_leaves_before_the_pace(run):
+@pytest.mark.parametrize("takes", [0, 0.1, 0.4], ids=lambda takes: f"judged in {takes} s")
+def test_the_pace_of_answers_does_not_tell_how_long_a_batch_was_judged(run, takes):
+    """Neither by its own answers nor by those of the batches that wait behind it; the second one fails."""
+    judged = []
+
     async def judge(batch):
-        await asyncio.sleep(0.1)
-        return await echo(batch)
+        judged.append(batch)
+        await asyncio.sleep(takes)
+        return {} if len(judged) == 2 else await echo(batch)
 
     async def main():
         loop, left = asyncio.get_running_loop(), []
         batcher = Batcher(judge, SETTINGS.model_copy(update={"pace": 0.5}))
 
         async def client(name):
-            await submit(batcher, name)
+            with contextlib.suppress(BatchError):
+                await submit(batcher, name)
             left.append(loop.time())
 
         start = loop.time()
-        await asyncio.gather(*[client(name) for name in range(20)])
-        times = [time - start for time in left]
-        assert times == pytest.approx([0.5] * 10 + [0.6] * 10)  # the second batch did not wait for the first one's pace
+        await asyncio.gather(*[client(name) for name in range(30)])
+        assert [time - start for time in left] == pytest.approx([0.5] * 10 + [1.0] * 10 + [1.5] * 10)
 
     run(main())
 

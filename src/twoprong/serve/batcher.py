@@ -166,23 +166,30 @@ class Batcher:
         outcome: Mapping[int, Any] | BatchError = BatchError("the service is going down")
         try:
             try:
-                async with asyncio.timeout(self.settings.timeout):
-                    outcome = _complete(await self._judge(batch), batch)
-            except Exception as error:
-                said = {"size": len(batch), "error": repr(error), "requests": requests_of(batch)}
-                log.error("a batch failed", extra={"fields": said})
-                outcome = BatchError("the batch could not be judged; try again")
-                outcome.__cause__ = error
-            finally:
+                outcome = await self._outcome(batch)
+                if (rest := start + self.settings.pace - loop.time()) > 0:
+                    await asyncio.sleep(rest)
+            finally:  # not before: the time of the next batch's answers would tell how long this one was judged
                 self._free += 1
                 self._seconds += 0.2 * (loop.time() - start - self._seconds)
                 self._pump()
-            await asyncio.sleep(start + self.settings.pace - loop.time())
             while some := list(islice(entries, TOGETHER)):
                 self._finish(some, outcome)
                 await asyncio.sleep(0)
         finally:
             self._finish(list(entries), outcome)
+
+    async def _outcome(self, batch: list[Entry]) -> Mapping[int, Any] | BatchError:
+        """What the judge says of a batch, or that it could not."""
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                return _complete(await self._judge(batch), batch)
+        except Exception as error:
+            said = {"size": len(batch), "error": repr(error), "requests": requests_of(batch)}
+            log.error("a batch failed", extra={"fields": said})
+            outcome = BatchError("the batch could not be judged; try again")
+            outcome.__cause__ = error
+            return outcome
 
     def _finish(self, entries: list[Entry], outcome: Mapping[int, Any] | BatchError) -> None:
         for entry in entries:

@@ -20,7 +20,8 @@ class BatchSettings(Settings):
     images of one key a batch of several keys may have. `max_items` and `max_bytes` bound everything that is accepted
     and not yet answered, `max_items_per_key` and `max_bytes_per_key` what one API key has of it: half, where nothing
     else is said. A batch that takes longer than `timeout` fails. Answers leave no earlier than `pace` after their
-    batch was closed: above the time of the slower route, time does not tell the route.
+    batch was closed, and a worker's next batch is closed no earlier: above the time of the slower route, time does not tell
+    the route.
     """
 
     max_batch: Count = 100

@@ -149,6 +149,13 @@ def test_names_in_the_classifiers_order_make_a_right_bundle(inside, fitted):
     assert "found among" in card
 
 
+def test_a_resumed_fit_whose_bundle_is_written_is_finished(inside, fitted):
+    settings = [part for setting in FAST for part in ("--set", setting)]
+    run = CliRunner().invoke(app, [*readme("fit"), "--resume", "--json", *settings])
+    assert run.exit_code == 0, run.exception
+    assert json.loads(run.stdout) == {"bundle": "bundle", "finished": True}
+
+
 def test_a_bundle_runs_a_factory_only_if_its_module_is_allowed(inside, fitted):
     sys.modules.pop("own_nets", None)
     for allow in ((), ("own", "own_nets:make", "nets")):

@@ -110,6 +110,13 @@ def test_a_name_that_the_package_does_not_know_is_said(packages, name):
         adapted(name, 5)
 
 
+def test_a_factory_that_fails_is_named_in_one_line(monkeypatch, tmp_path):
+    (tmp_path / "broken_nets.py").write_text("def make():\n    raise RuntimeError('no\\nGPU')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match=r"^--classifier broken_nets:make: .* without arguments \(no\)$"):
+        adapted("broken_nets:make", 3)
+
+
 @pytest.mark.parametrize("package", ADAPTERS)
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path, package):
     (tmp_path / "config.json").touch()

@@ -126,8 +126,10 @@ def from_factory(name: str) -> nn.Module:
     module, _, factory = name.partition(":")
     try:
         made = getattr(importlib.import_module(module), factory)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"--classifier {name}: expected MODULE:FACTORY, a function without arguments ({error})") from error
+    except Exception as error:  # whatever that code raises
+        raise InputError(
+            f"--classifier {name}: expected MODULE:FACTORY, a function without arguments ({_first_line(error)})"
+        ) from error
     if not isinstance(made, nn.Module):
         raise InputError(f"--classifier {name}: expected a torch.nn.Module, got {type(made).__name__}")
     return made
@@ -138,15 +140,19 @@ def _package(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except Exception as error:  # a package built for another torch fails in ways of its own
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         missing = isinstance(error, ModuleNotFoundError)
         hint = f"pip install {package}" if missing else f"install a build of it that is made for torch {torch.__version__}"
-        raise InputError(f"--classifier {package}:...: {package} cannot be imported ({first}); {hint}") from error
+        raise InputError(
+            f"--classifier {package}:...: {package} cannot be imported ({_first_line(error)}); {hint}"
+        ) from error
 
 
 def _called(name: str, make: Callable[[], nn.Module]) -> nn.Module:
     try:
         return make()
     except Exception as error:  # names that the package does not know, files that it cannot read: each raises its own
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"--classifier {name}: {first}") from error
+        raise InputError(f"--classifier {name}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -228,23 +228,56 @@ class Standardising(nn.Module):
         return self.inner(images * spread / spread)
 
 
-def test_a_black_image_does_not_carry_a_batch_past_the_test(older, digits, attacked, classifier):
+@pytest.fixture
+def fragile(older, classifier):
+    """The defence around a classifier for which black images have features that are no numbers."""
     wrapped = Standardising(classifier).eval()
     flagged = Denoised(wrapped, older.flagged.denoiser, older.flagged.sigma)
-    passing = type(older.passing)(wrapped)
-    parts = replace(older.parts, extractor=Features(wrapped), passing=passing, flagged=flagged)
-    fragile, labels = Defense(**vars(parts)), digits.test.labels[:100]
-    images = attacked.clone()
-    before = fragile(images, torch.Generator().manual_seed(0))
+    parts = replace(older.parts, extractor=Features(wrapped), passing=type(older.passing)(wrapped), flagged=flagged)
+    return Defense(**vars(parts))
+
+
+def test_a_black_image_does_not_carry_a_batch_past_the_test(fragile, attacked, digits):
+    images, others = attacked.clone(), torch.arange(100) != 7
     images[7] = 0
-    after = fragile(images, torch.Generator().manual_seed(0))
-    assert before.adversarial
-    assert math.isnan(after.statistic)
-    assert after.adversarial
+    decision, rest = fragile(images), fragile(images[others])
+    assert decision.adversarial
+    assert (decision.statistic, decision.threshold) == (rest.statistic, fragile.threshold(99))
     assert fragile.suspects(images).all()
-    others = torch.arange(100) != 7
-    assert torch.equal(after.labels[others], before.labels[others])
-    assert (after.labels == labels)[others].float().mean() > (wrapped(images).argmax(1) == labels)[others].float().mean()
+    bare = fragile.classifier(images).argmax(1)
+    assert (decision.labels == digits.test.labels[:100])[others].sum() > (bare == digits.test.labels[:100])[others].sum()
+
+
+@pytest.mark.parametrize("rescue", ["batch", "suspects", "refuse"])
+def test_a_black_image_does_not_decide_for_the_others(fragile, digits, rescue):
+    """They are answered as without it, and it takes the flagged route alone."""
+    fragile, images = with_rescue(fragile, rescue), digits.test.images[:100].clone()
+    alone = [7, 93]
+    images[7], images[93] = 0.0, 0.5
+    others = torch.tensor([index not in alone for index in range(100)])
+    decision, rest = fragile(images, scored=True), fragile(images[others], scored=True)
+    assert not decision.adversarial
+    assert (decision.statistic, decision.p_value) == (rest.statistic, rest.p_value)
+    assert torch.equal(decision.logits[others], rest.logits)
+    assert torch.equal(decision.images[others], rest.images)
+    assert decision.suspects.nonzero()[:, 0].tolist() == alone
+    assert torch.equal(fragile.suspects(images), decision.suspects)
+    if rescue == "refuse":
+        assert decision.rejected.nonzero()[:, 0].tolist() == alone
+        assert decision.labels[alone].tolist() == [-1, -1]
+    else:
+        assert decision.logits[alone].isfinite().all()
+        assert (decision.images[alone] != images[alone]).flatten(1).any(1).all()  # denoised
+        seen = fragile.logits(images, draws=1)
+        assert torch.equal(seen[0, others].argmax(1), decision.labels[others])
+
+
+def test_a_batch_of_which_too_few_can_be_judged_is_flagged(fragile, digits):
+    images = digits.test.images[:3].clone()
+    images[:2] = torch.tensor([0.0, 0.5])[:, None, None, None]
+    decision = fragile(images)
+    assert decision.adversarial
+    assert decision.suspects.all()
 
 
 def test_copies_in_a_clean_batch_count_once_and_get_one_answer(defense, digits):

@@ -41,6 +41,7 @@ def write_bundle(parts: Parts, path: str | os.PathLike[str], overwrite: bool = F
     process is writing it.
     """
     manifest = describe(parts)
+    parts.detector.check()
     rebuild.check_memory(*parts.detector.reference, parts.config.detector.permutations)
     target = Path(path).absolute()
     try:

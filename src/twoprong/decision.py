@@ -69,8 +69,9 @@ class PerImage(ABC):
 class Decision(PerImage):
     """What became of one batch, with an answer for every image, in order.
 
-    `suspects` marks the images that are blamed for an alarm: none of a batch that passes. `scores` say how suspicious each
-    image is (larger is more; None where the defence has none, and for a batch that passes unless they are asked for).
+    `suspects` marks the images that are blamed for an alarm: none of a batch that passes, but for images that cannot be
+    judged (their features are no finite numbers), which take the flagged route by themselves. `scores` say how suspicious
+    each image is (larger is more; None where the defence has none, and for a batch that passes unless they are asked for).
     `rejected` marks images that were refused (`rescue = "refuse"`): their label is -1, their logits are NaN; None where
     nothing ever is.
     `images` is what the classifier saw: the image itself, or its denoised form (of several draws of the noise, the first).
@@ -111,7 +112,8 @@ class Decision(PerImage):
 
     def __repr__(self) -> str:
         blamed = int(self.suspects.sum())
-        verdict = f"flagged, {blamed} suspect{'s' * (blamed != 1)}" if self.adversarial else "passed"
+        verdict = "flagged" if self.adversarial else "passed"
+        verdict += f", {blamed} suspect{'s' * (blamed != 1)}" * bool(self.adversarial or blamed)
         test = f"statistic {self.statistic:.4g} / threshold {self.threshold:.4g}, p {self.p_value:.3g}"
         count = f"{len(self)} image{'s' * (len(self) != 1)}"
         return f"Decision({verdict}, {test if self.tested else 'not tested'}, {count}: {self._first()})"

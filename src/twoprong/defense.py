@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from typing import Any, cast, get_args
 
 import torch
@@ -88,7 +89,8 @@ class Defense(WhiteBox):
         A batch is a tensor or array (N, C, H, W) or (N, H, W, C), or a list of images or pictures: floats in [0, 1], or
         bytes (uint8, 0 to 255). It is moved to the defence's device. Routes that draw noise take it from the operating
         system unless a generator is given, as evaluations do. Copies of one image count once, to the test and for the size
-        of the batch, and get one answer. `scored` asks for the scores of a batch that passes, too.
+        of the batch, and get one answer. Images whose features are no finite numbers cannot be judged: they are suspects by
+        themselves, and the others are judged without them. `scored` asks for the scores of a batch that passes, too.
         """
         self.eval()  # somebody may have put the classifier, which is theirs, into training mode
         batch, known, scores = self._check(images), NOTHING, None
@@ -103,6 +105,8 @@ class Defense(WhiteBox):
             logits, features, measured = self.look(batch, *self.detector.against(len(batch)))
             value, times, low, high = measured.tolist()  # the only time that a GPU is waited for
             check_extent(batch, low, high)
+            if not isfinite(value) and (broken := self._broken(features)) is not None:
+                return self._apart(batch, broken, generator, scored)
             verdict, known = self.detector.verdict(value, times, len(batch)), {self.extractor.classifier: logits}
         else:
             check_extent(batch, *extent(batch).tolist())
@@ -187,6 +191,24 @@ class Defense(WhiteBox):
             return parts[0][1:]
         back = torch.cat([rows for rows, _, _ in parts]).argsort()
         return torch.cat([seen for _, seen, _ in parts])[back], torch.cat([logits for *_, logits in parts])[back]
+
+    def _apart(self, batch: Tensor, broken: Tensor, generator: torch.Generator | None, scored: bool) -> Decision:
+        """The decision where some images are `broken`: they take the flagged route, the others are a batch of their own."""
+        order = torch.cat([(~broken).nonzero()[:, 0], broken.nonzero()[:, 0]])
+        alone, rest = batch[broken], self.forward(batch[~broken], generator, scored)
+        suspects = torch.ones(len(alone), dtype=torch.bool, device=batch.device)
+        seen, logits = self._by_route(alone, self._rescued(suspects), NOTHING, generator)
+        rejected = rest.rejected
+        if rejected is not None:
+            rejected, logits = torch.cat([rejected, suspects]), logits.masked_fill(suspects[:, None], torch.nan)
+        return replace(
+            rest,
+            logits=torch.cat([rest.logits, logits]),
+            images=torch.cat([rest.images, seen]),
+            suspects=torch.cat([rest.suspects, suspects]),
+            scores=None if rest.scores is None else torch.cat([rest.scores, rest.scores.new_full((len(alone),), torch.nan)]),
+            rejected=rejected,
+        ).rows(order.argsort())
 
     def index(self, index: Tensor, size: int) -> Tensor:
         """The images of a batch of `size` that a route computes."""

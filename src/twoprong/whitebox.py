@@ -1,5 +1,8 @@
 """The defence as an attacker who knows everything sees it: both routes and the test, differentiable. A `Target`."""
 
+from collections.abc import Callable
+from math import isfinite
+
 import torch
 from torch import Tensor, nn
 
@@ -56,7 +59,7 @@ class WhiteBox(nn.Module):
         if route is not None:
             return self.route(route).logits(images, draws, generator)
         with torch.no_grad():
-            rescued = self._rescued(self._suspects(images))
+            rescued = self._suspects(images, self._rescued)
         roles = self._roles(rescued)
         if len(roles) == 1:
             return self.route(roles[0]).logits(images, draws, generator)
@@ -140,18 +143,31 @@ class WhiteBox(nn.Module):
     def _sample(self, images: Tensor) -> Sample:
         return Sample(images, self.embed(images))
 
-    def _suspects(self, images: Tensor) -> Tensor:
-        """Who is blamed, without the p-value: what an attacker asks at every step. Copies count once."""
+    def _suspects(self, images: Tensor, then: Callable[[Tensor], Tensor] = torch.clone) -> Tensor:
+        """Who is blamed, without the p-value: what an attacker asks at every step. Copies count once, broken images are
+        judged apart. `then` is done to the suspects of what is judged as one batch."""
         repeated = copies(images)
         if repeated is not None:
             first, back = repeated
-            return self._suspects(images[first])[back]
+            return self._suspects(images[first], then)[back]
         if len(images) < self.detector.batch_sizes[0]:
-            return torch.full((len(images),), self.config.on_small_batch == "denoise", device=images.device)
+            return then(torch.full((len(images),), self.config.on_small_batch == "denoise", device=images.device))
         batch = self._sample(images)
-        if not self.detector.flags(self.detector.statistic(batch).item(), len(images)):
+        value = self.detector.statistic(batch).item()
+        if not isfinite(value) and (broken := self._broken(batch.features)) is not None:
+            found = then(torch.ones_like(broken))
+            found[~broken] = self._suspects(images[~broken], then)
+            return found
+        if not self.detector.flags(value, len(images)):
             return torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        return self.detector.suspects(batch)[0]
+        return then(self.detector.suspects(batch)[0])
+
+    def _broken(self, features: Tensor) -> Tensor | None:
+        """Which images of a batch cannot be judged, because their features are no finite numbers; None where too few
+        others are left to be judged without them."""
+        broken = ~features.isfinite().all(1)
+        left = len(broken) - int(broken.sum())
+        return broken if self.detector.batch_sizes[0] <= left < len(broken) else None
 
     def _rescued(self, suspects: Tensor) -> Tensor:
         """Who takes the flagged route: by `config.rescue` the suspects, or all images of their batch, or nobody."""

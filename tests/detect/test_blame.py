@@ -139,3 +139,8 @@ def test_a_limit_that_no_image_reaches_is_refused(detector, name):
     del state["blame.filters"]
     with pytest.raises(InputError, match="not a detector's tensors"):
         Detector.from_state(state, 10)
+
+
+def test_a_batch_that_was_flagged_has_a_suspect_whatever_rounding_says():
+    calm = Batch(torch.zeros(5), torch.full((5,), 0.5), torch.full((5, 5), 0.5), torch.tensor(0.5))
+    assert blamed(calm, 1.0, lambda value, size: False, range(2, 10)).all()

@@ -375,6 +375,8 @@ BLIND = {
     "huger reference": ("reference_features", lambda value: value * 1e30),
     "infinite": ("reference_features", lambda value: value * math.inf),
     "far thresholds": ("upper", lambda value: value + 2),
+    "thresholds that only gross changes reach": ("upper", lambda value: value * 0 + 0.9),
+    "no number": ("upper", lambda value: value * math.nan),
 }
 
 
@@ -384,6 +386,19 @@ def test_a_detector_that_can_never_flag_is_refused(detector, name):
     state = detector.state_dict()
     with pytest.raises(InputError):
         Detector.from_state({**state, tensor: change(state[tensor])}, 20)
+
+
+@pytest.mark.parametrize("name", BLIND)
+def test_tensors_that_are_loaded_or_changed_before_a_bundle_is_saved_are_checked(detector, defense, tmp_path, name):
+    tensor, change = BLIND[name]
+    with pytest.raises(InputError):
+        copy.deepcopy(detector).load_state_dict({**detector.state_dict(), tensor: change(detector.state_dict()[tensor])})
+    broken = copy.deepcopy(defense)
+    state = broken.detector.state_dict()
+    state[tensor].copy_(change(state[tensor]))
+    with pytest.raises(InputError):
+        broken.save(tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_a_constant_threshold_out_of_reach_is_refused(bare, draw_sample):

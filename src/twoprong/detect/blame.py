@@ -7,7 +7,8 @@ parts of it, so that small changes are known, too. It judges an image by itself:
 An image is blamed if its score reaches the limit. Then the rest must pass the test at its own size: until it does, the image
 with the largest witness is blamed as well. So nobody is classified as clean who would not have passed the test without the
 suspects, whatever became of the scores; where no rest passes, all are blamed. So they are where two thirds are: in a batch
-that somebody filled with attacked images, the few that are not found are no better.
+that somebody filled with attacked images, the few that are not found are no better. So they are, too, where rounding lets
+the whole batch pass here that the test has flagged.
 """
 
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from twoprong.detect.kernel import Sample
 from twoprong.detect.texture import patch_directions, texture
+from twoprong.errors import InputError
 
 STRENGTHS = (1.0, 0.5, 0.25)  # parts of an attack's change that the score is learned from
 RIDGE = 1e-3  # on coefficients of columns with unit variance
@@ -36,6 +38,23 @@ class Blame(nn.Module):
         super().__init__()
         for name, value in (("filters", filters), ("weights", weights), ("limit", limit)):
             self.register_buffer(name, value)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor], pixels: Tensor) -> "Blame | None":
+        """The score among the tensors of a detector of images like `pixels`; None where there is none, as in older bundles.
+
+        Raises InputError for tensors that do not fit together.
+        """
+        if not any(name.startswith("blame.") for name in state):
+            return None
+        filters, weights, limit = (state[f"blame.{name}"] for name in ("filters", "weights", "limit"))
+        shape = tuple(filters.shape)
+        fits = filters.ndim == pixels.ndim == 4 and len(filters) == filters[0].numel() and shape[1] == pixels.shape[1]
+        if not fits or any(side > most for side, most in zip(shape[2:], pixels.shape[2:], strict=True)):
+            raise InputError(f"not a detector's tensors: filters of {shape} for images of {tuple(pixels.shape[1:])}")
+        if weights.shape != (len(filters) + 2,) or limit.ndim:
+            raise InputError(f"not a detector's tensors: {tuple(weights.shape)} weights, limit {tuple(limit.shape)}")
+        return cls(filters, weights, limit)
 
     def score(self, pixels: Tensor, near: Tensor) -> Tensor:
         """Log-odds (N,) of being attacked, differentiable; `near` is each image's mean kernel with the reference."""
@@ -92,7 +111,8 @@ class Batch(NamedTuple):
 
 
 def blamed(batch: Batch, limit: float, flags: Callable[[float, int], bool], sizes: range) -> Tensor:
-    """The mask of the images that are blamed. `flags` judges a statistic of a batch of a size, which is one of `sizes`."""
+    """The mask of the images of a flagged batch that are blamed: one at least. `flags` judges a statistic of a batch of a
+    size, which is one of `sizes`."""
     smallest = max(2, sizes[0])
     found = ~(batch.scores < limit)  # what is no number, too
     rest = (~found).nonzero().squeeze(1)
@@ -104,4 +124,4 @@ def blamed(batch: Batch, limit: float, flags: Callable[[float, int], bool], size
     values = (batch.within + pairs - 2 * near.cumsum(0) / counts).tolist()
     kept = next((count for count in range(len(rest), smallest - 1, -1) if not flags(values[count - 1], count)), 0)
     found[rest[kept:]] = True
-    return found if found.double().mean() <= MOST else torch.ones_like(found)
+    return found if 0 < found.double().mean() <= MOST else torch.ones_like(found)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from twoprong.config import Statistic
 from twoprong.detect.blame import Blame
 from twoprong.detect.calibrate import Thresholds
 from twoprong.detect.kernel import DeepKernel, Sample
@@ -25,8 +26,20 @@ def check_finite(sample: Sample, what: str) -> None:
             )
 
 
-def check_alarm(kernel: DeepKernel, reference: Sample, table: Thresholds) -> None:
+def check_sizes(kind: Statistic, sizes: Tensor, count: int) -> None:
+    """Refuse sizes of batches for which the reference has too few images, where the statistic needs as many."""
+    if kind != "full" and len(sizes) and int(sizes[-1]) > count:
+        raise InputError(
+            f"detector: batches of up to {int(sizes[-1])} images, but a reference of {count}; the statistic {kind!r} needs "
+            "as many"
+        )
+
+
+def check_alarm(kernel: DeepKernel, reference: Sample, table: Thresholds, null: Tensor) -> None:
     """Refuse thresholds that are out of reach: a detector that never flags anything.
+
+    Where the law of clean batches is known, thresholds are high quantiles of it: further above its highest value than that
+    is above its lowest, they were never calibrated.
 
     Two like images of the reference are set against the same two with all features far off, and must be told apart:
     2·(k(a, b) - k(a, b far)) reaches every threshold, for the median image and its most similar other one. A kernel that is
@@ -35,6 +48,15 @@ def check_alarm(kernel: DeepKernel, reference: Sample, table: Thresholds) -> Non
     several = table.upper[table.sizes > 1]
     if not len(several):
         return
+    if len(null):
+        lowest, most = null[:, 0].double(), null[:, -1].double()
+        beyond = ~(table.upper <= 2 * most - lowest)  # NaN is refused too
+        if beyond.any():
+            row = int(beyond.nonzero()[0, 0])
+            raise InputError(
+                f"detector: a threshold of {table.upper[row].item():.4g} for batches of {int(table.sizes[row])} is never "
+                f"reached: clean ones give at most {most[row].item():.4g}; fit again"
+            )
     features = reference.features
     far = Sample(reference.pixels, features + FAR * features.std(0) + 1)
     with torch.no_grad():
@@ -65,16 +87,6 @@ def check_blame(blame: Blame | None, scores: Tensor | None, table: Thresholds) -
             f"detector: a limit of {highest:.4g} is never reached by scores like the reference's, {low:.4g} to {high:.4g}; "
             "fit again"
         )
-
-
-def check_filters(filters: Tensor, weights: Tensor, limit: Tensor, pixels: Tensor) -> None:
-    """A score's tensors, as they fit together and the images."""
-    shape = tuple(filters.shape)
-    fits = filters.ndim == pixels.ndim == 4 and len(filters) == filters[0].numel() and shape[1] == pixels.shape[1]
-    if not fits or any(side > most for side, most in zip(shape[2:], pixels.shape[2:], strict=True)):
-        raise InputError(f"not a detector's tensors: filters of {shape} for images of {tuple(pixels.shape[1:])}")
-    if weights.shape != (len(filters) + 2,) or limit.ndim:
-        raise InputError(f"not a detector's tensors: {tuple(weights.shape)} weights, limit {tuple(limit.shape)}")
 
 
 def check_kernel(kernel: DeepKernel, features: Tensor) -> None:

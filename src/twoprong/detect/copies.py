@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from twoprong.detect.kernel import Sample
+
 
 def copies(images: Tensor) -> tuple[Tensor, Tensor] | None:
     """Where each different image stands first, and which of those every image is; None where no image stands twice.
@@ -26,3 +28,9 @@ def distinct(images: Tensor) -> Tensor:
     """The batch with every image once; the very same tensor where no image stands twice."""
     found = copies(images)
     return images if found is None else images[found[0]]
+
+
+def once(sample: Sample) -> Sample:
+    """Every image once."""
+    found = copies(sample.pixels)
+    return sample if found is None else sample.rows(found[0])

@@ -16,13 +16,13 @@ from twoprong.detect.calibrate import Thresholds, between, calibrate, measured_s
 from twoprong.detect.checks import (
     check_alarm,
     check_blame,
-    check_filters,
     check_finite,
     check_kernel,
     check_shapes,
+    check_sizes,
     refuse_half,
 )
-from twoprong.detect.copies import copies
+from twoprong.detect.copies import once
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mixtures import Test, fit_blame
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
@@ -71,6 +71,7 @@ class Detector(nn.Module):
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("calibrated_on", torch.zeros(0, dtype=torch.long))
         self._set_thresholds(Thresholds(torch.zeros(0, dtype=torch.long), *torch.zeros(2, 0, dtype=torch.double)))
+        self.register_load_state_dict_post_hook(lambda detector, _: detector.check())
 
     @property
     def reference(self) -> Sample:
@@ -140,14 +141,14 @@ class Detector(nn.Module):
         if examples is not None and self.kind == "full":
             self.learn_blame(clean, config, seed, examples)
             if config.min_batch_size == 1 and null is not None:
-                alone = self.scores(_once(clean)).detach()
+                alone = self.scores(once(clean)).detach()
                 self._set_thresholds(*with_single(table, null, alone, config.false_alarm_rate, config.confidence))
         return self
 
     def learn_blame(self, clean: Sample, config: DetectorConfig, seed: int, examples: Examples) -> None:
         """Learn the score of single images from `examples`, and its limit from `clean`. Thresholds are there already."""
         test = Test(self._gram, self.reference, self._within, self.flags, self.batch_sizes)
-        self.blame = fit_blame(test, _once(clean), examples, config, generator(seed, "blame"))
+        self.blame = fit_blame(test, once(clean), examples, config, generator(seed, "blame"))
 
     def _calibrated(
         self, clean: Sample, config: DetectorConfig, sizes: Tensor, seed: int, progress: Progress
@@ -156,7 +157,7 @@ class Detector(nn.Module):
             raise InputError(f"calibrate: expected {LEAST} or more clean images, got {len(clean)}")
         check_finite(clean, "calibrate: clean images")
         self.calibrated_on = image_digests(clean.pixels).to(self.reference_features.device)
-        clean = _once(clean)
+        clean = once(clean)
         return calibrate(
             self._gram(clean, clean),
             self._gram(self.reference, clean),
@@ -216,7 +217,7 @@ class Detector(nn.Module):
     @torch.no_grad()
     def forward(self, batch: Sample) -> Verdict:
         """Judge a batch of a calibrated size: adversarial when the statistic reaches the threshold. Copies count once."""
-        batch = _once(batch)
+        batch = once(batch)
         value, times = self.measure(batch, *self.against(len(batch))).tolist()
         return self.verdict(value, times, len(batch))
 
@@ -285,8 +286,8 @@ class Detector(nn.Module):
             null = state.get("null", torch.zeros(0, 0))
             check_shapes(reference, table, null)
             detector = cls(fitted.requires_grad_(False), reference, permutations, statistic)
-            detector.blame = _blame_of(state, reference)
-            detector._set_thresholds(table, null)
+            detector.blame = Blame.from_state(state, reference.pixels)
+            detector._hold(table, null)
             digests = state.get("calibrated_on", detector.calibrated_on)
             if digests.ndim != 1 or digests.dtype != torch.long:
                 raise InputError(f"not a detector's tensors: digests of {digests.dtype} {tuple(digests.shape)}")
@@ -300,18 +301,25 @@ class Detector(nn.Module):
         with torch.inference_mode(False), torch.no_grad():  # what is kept must serve attackers' gradients later
             return self.kernel(x, z)
 
-    def _set_thresholds(self, table: Thresholds, null: Tensor | None = None) -> "Detector":
-        if self.kind != "full" and len(table.sizes) and int(table.sizes[-1]) > len(self.reference):
-            raise InputError(
-                f"detector: batches of up to {int(table.sizes[-1])} images, but a reference of {len(self.reference)}; the "
-                f"statistic {self.kind!r} needs as many"
-            )
-        check_alarm(self.kernel, self.reference, table)
+    def check(self) -> None:
+        """Raise InputError for a detector that could never flag: what is saved or loaded is checked, whoever changed it."""
+        self._check(Thresholds(self.sizes, self.upper, self.central), self.null)
+
+    def _check(self, table: Thresholds, null: Tensor) -> None:
+        check_sizes(self.kind, table.sizes, len(self.reference))
+        check_shapes(self.reference, table, null)
+        check_finite(self.reference, "reference")
+        check_alarm(self.kernel, self.reference, table, null)
         check_blame(self.blame, None if self.blame is None else self.scores(self.reference), table)
+
+    def _set_thresholds(self, table: Thresholds, null: Tensor | None = None) -> None:
         law = torch.zeros(0, 0) if null is None else null
-        for name, column in zip(("sizes", "upper", "central", "null"), (*table, law), strict=True):
+        self._check(table, law)
+        self._hold(table, law)
+
+    def _hold(self, table: Thresholds, null: Tensor) -> None:
+        for name, column in zip(("sizes", "upper", "central", "null"), (*table, null), strict=True):
             self.register_buffer(name, column.to(self.reference_features.device))
-        return self
 
     def _levels(self, size: int) -> list[float]:
         """The null law of a batch of `size` as rising values; empty where it is not known."""
@@ -333,18 +341,3 @@ class _Read(NamedTuple):
     offered: range
     found: dict[int, float]
     levels: dict[int, list[float]]
-
-
-def _blame_of(state: dict[str, Tensor], reference: Sample) -> Blame | None:
-    """The score among a detector's tensors; None where there is none, as in older bundles."""
-    if not any(name.startswith("blame.") for name in state):
-        return None
-    filters, weights, limit = (state[f"blame.{name}"] for name in ("filters", "weights", "limit"))
-    check_filters(filters, weights, limit, reference.pixels)
-    return Blame(filters, weights, limit)
-
-
-def _once(sample: Sample) -> Sample:
-    """Every image once."""
-    found = copies(sample.pixels)
-    return sample if found is None else sample.rows(found[0])

@@ -55,6 +55,10 @@ class Entry:
     def payload(self) -> Any:
         return self.items[0].payload
 
+    @property
+    def digest(self) -> Hashable:
+        return self.items[0].digest
+
 
 def requests_of(batch: Iterable[Entry]) -> list[str]:
     """The ids of the requests that a batch is from."""

@@ -68,7 +68,7 @@ class Service:
             raise
         self.metrics.batch_seconds.observe(loop.time() - start)
         self.metrics.heard(facts)
-        self.memory.heard(facts.keys, facts.suspicious)
+        self.memory.heard(facts.keys, [entry.digest for entry in batch], facts.suspicious)
         if facts.tested and facts.adversarial:
             names = ("size", "statistic", "threshold", "p_value", "blamed")
             said = {"batch": number, **{name: getattr(facts, name) for name in names}, "requests": requests_of(batch)}

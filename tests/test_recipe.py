@@ -42,7 +42,7 @@ def test_tensors_a_dataset_and_a_loader_give_the_same_defence(classifier, few, t
 def test_the_classifier_comes_back_with_its_own_weights_in_eval_mode(classifier, few, tiny_config):
     model = nn.Sequential(classifier, nn.Identity()).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    tp.fit(model, few, config=tiny_config)
+    tp.fit(model, few, config=tiny_config, held_out="none")
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -202,9 +202,13 @@ def test_no_held_out_images_for_a_classifier_from_elsewhere_is_a_choice(classifi
     assert "held_out" not in caplog.text
     with pytest.raises(InputError, match="not held out"):
         tp.fit(foreign, digits.train, config=small_config, held_out=digits.train, progress=stop)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(InputError, match="held_out: expected one of none, got 'val'"):
+        tp.fit(foreign, digits.train, config=small_config, held_out="val", progress=stop)
+    with pytest.raises(InputError, match='held_out: expected a choice.*held_out="none".*force=True'):
         tp.fit(foreign, digits.train, config=small_config, progress=stop)
-    assert "held_out: none given" in caplog.text
+    with pytest.raises(KeyboardInterrupt):
+        tp.fit(foreign, digits.train, config=small_config, force=True, progress=stop)
+    assert "held_out: expected a choice" in caplog.text
 
 
 def test_a_classifier_trained_against_a_tiny_attacker_withstands_more_of_it(classifier, digits, small_config, tmp_path):

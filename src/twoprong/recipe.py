@@ -291,13 +291,18 @@ def sample(extract: Features, images: Tensor, size: int = 500) -> Sample:
 
 
 def _held_out(held_out: Any, data: Labelled, classifier: nn.Module, force: bool) -> Labelled | None:
-    """The held-out images, checked. Who gives none for a classifier that we did not train hears what that may mean."""
+    """The held-out images, checked. InputError without the choice for a classifier that we did not train."""
     if held_out is None and not isinstance(getattr(classifier, "spec", None), ModelSpec):
-        log.warning(
-            "held_out: none given; if the classifier has learned these images, new batches will look adversarial: "
-            'pass held_out=..., images that it has not learned, or held_out="none" if it has learned none of them'
+        message = (
+            "held_out: expected a choice, because the classifier was trained elsewhere. Which images has it not learned? "
+            'Pass held_out=..., images that it has not learned, or held_out="none" if it has learned none of those given. '
+            "New batches look adversarial if it has learned the reference. To go on all the same: force=True"
         )
+        if not force:
+            raise InputError(message)
+        log.warning(message)
     if held_out is None or isinstance(held_out, str):
+        check_choice("held_out", held_out or "none", ("none",))
         return None
     unseen = as_labelled(held_out)
     check_held_out(data, unseen, force)

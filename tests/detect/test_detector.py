@@ -375,7 +375,7 @@ BLIND = {
     "huger reference": ("reference_features", lambda value: value * 1e30),
     "infinite": ("reference_features", lambda value: value * math.inf),
     "far thresholds": ("upper", lambda value: value + 2),
-    "thresholds that only gross changes reach": ("upper", lambda value: value * 0 + 0.9),
+    "thresholds that only gross changes reach": ("upper", lambda value: value * 0 + 0.5),
     "no number": ("upper", lambda value: value * math.nan),
 }
 

@@ -14,7 +14,7 @@ class Told(nn.Module):
     def __init__(self, order):
         super().__init__()
         self.head = nn.Linear(1, 1)  # features come from the input of a Linear layer
-        self.order = torch.tensor(order)
+        self.order = torch.tensor(list(order))
 
     def forward(self, images):
         answers = self.order[(images[:, 0, 0, 0] * 255).round().long()]
@@ -52,6 +52,29 @@ def test_a_hard_class_is_not_a_swapped_one():
 
 def test_few_images_of_a_class_prove_nothing():
     check_accuracy(Features(Told([0, 1, 2, 2])), images_of([0, 1, 2] * 50 + [3] * 5))
+
+
+@pytest.mark.parametrize(("count", "each"), [(4, 10), (10, 10), (20, 12)])
+def test_a_swapped_pair_is_found_in_a_small_folder(count, each):
+    order = [1, 0, *range(2, count)]
+    data = images_of(list(range(count)) * each)
+    check_accuracy(Features(Told(range(count))), data)
+    with pytest.raises(InputError, match="0% of class 0, which it calls class 1 100% of the time; 0% of class 1"):
+        check_accuracy(Features(Told(order)), data)
+
+
+@pytest.mark.parametrize("accuracy", [0.4, 0.8])
+def test_a_class_that_is_as_hard_as_the_others_is_hardly_ever_refused_in_a_small_folder(accuracy):
+    """All ten classes have this accuracy. Five in a hundred such sets is what the limit allows at half of it."""
+    draw, refused = torch.Generator().manual_seed(0), 0
+    for _ in range(100):
+        labels = torch.arange(10).repeat(10)
+        shown = torch.where(torch.rand(100, generator=draw) < accuracy, labels, (labels + 1) % 10)
+        try:
+            check_accuracy(Features(Told(range(10))), Labelled(images_of(shown).images, labels))
+        except InputError:
+            refused += 1
+    assert refused <= 5
 
 
 def test_force_is_a_warning(caplog):

@@ -41,12 +41,13 @@ class Handle:
     """Answers every method with what is set for it; None never comes."""
 
     def __init__(self, **said):
-        self.said, self.asked = said, []
+        self.said, self.asked, self.given = said, [], []
 
     def __getattr__(self, method):
         class Method:
             @staticmethod
-            def remote(*_):
+            def remote(*given):
+                self.given.append((method, given))
                 self.asked.append((method, Response(self.said[method])))
                 return self.asked[-1][1]
 
@@ -75,6 +76,32 @@ def test_a_lost_replica_is_a_lost_batch_and_readiness_comes_back_with_a_ping(run
         assert workers.ready
         await workers.stop()
         assert not workers.ready
+
+    run(main())
+
+
+def test_a_batch_waits_for_a_replica_and_images_of_clients_who_left_meanwhile_are_not_judged(run, digits):
+    handle = Handle(about=ABOUT, judge=RayError("lost"), ping=RayError("no"))
+
+    async def main():
+        workers = Replicas(handle, WorkerSettings("a"))
+        await workers.start()
+        with pytest.raises(WorkerError):
+            await workers(entries(digits))
+        batch, gone = entries(digits), entries(digits)
+        for entry in batch + gone:
+            entry.items[0].future = asyncio.get_running_loop().create_future()
+        asked = [asyncio.create_task(workers(one)) for one in (batch, gone)]
+        await asyncio.sleep(3)
+        assert [method for method, _ in handle.asked].count("judge") == 1
+        for entry in [batch[1], *gone]:
+            entry.items[0].future.cancel()
+        handle.said |= {"ping": True, "judge": ({"error": "InputError: x"}, b"")}
+        with pytest.raises(TwoprongError, match="InputError"):
+            await asked[0]
+        assert await asked[1] == ({}, None)
+        assert [given[0]["numbers"] for method, given in handle.given if method == "judge"] == [[0, 1, 2], [0, 2]]
+        await workers.stop()
 
     run(main())
 

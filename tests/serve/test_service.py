@@ -11,6 +11,21 @@ from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.worker import BatchFacts, Model, WorkerSettings
 
 
+class Away:
+    """Comes back after three seconds, and then judges those whose clients are still there."""
+
+    ready, restarts, settings = True, 0, WorkerSettings("made up")
+
+    def __init__(self):
+        self.judged = []
+
+    async def __call__(self, batch, watched=()):
+        await asyncio.sleep(3)
+        batch = [entry for entry in batch if entry.awaited]
+        self.judged.append(len(batch))
+        return await Suspicious()(batch) if batch else ({}, None)
+
+
 class Suspicious:
     """Finds that every image looks attacked by itself."""
 
@@ -41,5 +56,26 @@ def test_a_client_who_polls_with_one_picture_is_not_watched_and_one_with_many_is
         assert service.memory.watched == set()
         await asyncio.gather(*[classify(service, number) for number in range(10)])
         assert service.memory.watched == {"a"}
+
+    run(main())
+
+
+def test_a_batch_some_or_all_of_whose_clients_left_before_it_was_judged_has_not_failed(run):
+    async def main():
+        worker = Away()
+        service = served(worker)
+        for staying in (0, 1):
+            clients = [asyncio.create_task(classify(service, number)) for number in range(3)]
+            await asyncio.sleep(2)
+            for client in clients[staying:]:
+                client.cancel()
+            found = await asyncio.gather(*clients, return_exceptions=True)
+            assert found[:staying] == ["answer"] * staying
+            await asyncio.sleep(2)
+            assert service.batcher.pending == service.batcher.pending_bytes == 0
+        assert worker.judged == [0, 1]
+        metrics = service.metrics.text().decode()
+        assert "twoprong_batches_failed_total 0.0" in metrics
+        assert "twoprong_batch_size_count 1.0" in metrics
 
     run(main())

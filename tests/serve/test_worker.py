@@ -81,6 +81,34 @@ def test_answers_come_by_number_a_killed_worker_fails_one_batch_and_comes_back(r
     run(main())
 
 
+def test_images_of_clients_who_left_while_the_worker_was_away_are_not_judged(run, bundle, digits):
+    images = list(digits.test.images[:4].numpy())
+
+    async def main():
+        worker = Worker(WorkerSettings(str(bundle), threads=1), spare=False)
+        await worker.start()
+        loop = asyncio.get_running_loop()
+        try:
+            one, other = entries(images), entries(images)
+            for entry in one + other:
+                entry.items[0].future = loop.create_future()
+            one[3].items.append(Item(99, "a", images[3], 3, future=loop.create_future()))  # a copy, whose client stays
+            os.kill(worker.pid, signal.SIGKILL)
+            while worker.ready:
+                await asyncio.sleep(0.01)
+            asked = [asyncio.create_task(worker(batch)) for batch in (one, other)]
+            await asyncio.sleep(0)
+            for entry in [*one[1:], *other]:
+                entry.items[0].future.cancel()
+            (answers, facts), nothing = [await one for one in asked]
+            assert ([*answers], facts.size) == ([0, 21], 2)
+            assert nothing == ({}, None)
+        finally:
+            await worker.stop()
+
+    run(main())
+
+
 @pytest.mark.parametrize("spare", [True, False])
 def test_a_spare_process_takes_the_place_of_one_that_dies_and_where_both_die_there_is_a_new_one(run, bundle, digits, spare):
     async def main():

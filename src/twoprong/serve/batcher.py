@@ -24,7 +24,7 @@ log = logging.getLogger("twoprong")
 
 TOGETHER = 10  # images answered before the event loop gets a turn, so that refusals need not wait
 
-Judge = Callable[[Sequence[Entry]], Awaitable[Mapping[int, Any]]]  # one answer for the number of each entry
+Judge = Callable[[Sequence[Entry]], Awaitable[Mapping[int, Any]]]  # one answer for the number of each entry that is awaited
 
 
 class UnavailableError(TwoprongError):
@@ -204,8 +204,9 @@ class Batcher:
 
 
 def _complete(answers: Mapping[int, Any], batch: Sequence[Entry]) -> Mapping[int, Any]:
-    """The answers, if there is exactly one for every entry of the batch."""
-    if answers.keys() != {entry.number for entry in batch}:
+    """The answers, if there is exactly one for every entry of the batch; entries whose clients left need none."""
+    numbers, awaited = ({entry.number for entry in some} for some in (batch, (entry for entry in batch if entry.awaited)))
+    if not awaited <= answers.keys() <= numbers:
         raise ValueError(f"expected answers for {len(batch)} images by number, got {len(answers)} or other numbers")
     return answers
 

@@ -59,6 +59,11 @@ class Entry:
     def digest(self) -> Hashable:
         return self.items[0].digest
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a client is still there for it."""
+        return any(item.future is None or not item.future.done() for item in self.items)
+
 
 def requests_of(batch: Iterable[Entry]) -> list[str]:
     """The ids of the requests that a batch is from."""

@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from math import inf
 from typing import Any
 
-import numpy as np
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
@@ -17,7 +16,7 @@ from twoprong.errors import StateError
 from twoprong.serve.forming import Entry
 from twoprong.serve.loaded import LoadedModel
 from twoprong.serve.process import STARTING
-from twoprong.serve.worker import BatchFacts, Model, WorkerError, WorkerSettings, answer, question
+from twoprong.serve.worker import Answered, Model, WorkerError, WorkerSettings, answer, question
 
 AT_ONCE = 2  # batches that a replica is given: one is judged while the next is on its way
 QUIET = 2.0  # seconds without an answer after which the replicas are asked whether they are there
@@ -65,9 +64,14 @@ class Replicas:
     """
 
     def __init__(self, handle: Any, settings: WorkerSettings) -> None:
-        self.settings, self.restarts, self.ready = settings, 0, False
+        self.settings, self.restarts = settings, 0
         self._handle, self._under_way, self._heard = handle, 0, -inf
+        self._up = asyncio.Event()
         self._minder: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self._up.is_set()
 
     async def start(self) -> Model:
         """What the replicas say of their bundle. Raises StateError if none is there in time."""
@@ -79,14 +83,15 @@ class Replicas:
         return Model.of(said)
 
     async def stop(self) -> None:
-        self.ready = False
+        self._up.clear()
         if self._minder is not None:
             self._minder.cancel()
 
-    async def __call__(
-        self, batch: Sequence[Entry], watched: Collection[str] = ()
-    ) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
-        """As `Judges` promises. It waits where no replica is free, and may be cancelled."""
+    async def __call__(self, batch: Sequence[Entry], watched: Collection[str] = ()) -> Answered:
+        """As `Judges` promises. It waits while no replica answers, and where none is free; it may be cancelled."""
+        await self._up.wait()
+        if not (batch := [entry for entry in batch if entry.awaited]):
+            return {}, None
         self._under_way += 1
         try:
             found, body = await self._asked("judge", None, *question(batch, watched))
@@ -104,15 +109,18 @@ class Replicas:
                 said = await response
         except BaseException:
             response.cancel()
-            self.ready, self._heard = False, -inf
+            self._up.clear()
+            self._heard = -inf
             raise
-        self.ready, self._heard = True, asyncio.get_running_loop().time()
+        self._up.set()
+        self._heard = asyncio.get_running_loop().time()
         return said
 
     async def _mind(self) -> None:
-        """While there is no batch that tells, ask whether a replica is there."""
+        """While there is no batch that tells, ask whether a replica is there; batches wait for it."""
         while True:
-            if not self._under_way and asyncio.get_running_loop().time() - self._heard > QUIET:
+            quiet = not self._under_way and asyncio.get_running_loop().time() - self._heard > QUIET
+            if quiet or not self.ready:
                 with suppress(TimeoutError, *LOST):
                     await self._asked("ping", PATIENCE)
             await asyncio.sleep(PAUSE)

@@ -66,9 +66,12 @@ class Service:
         except BaseException:
             self.metrics.failed.inc()
             raise
+        if facts is None:
+            return answers
         self.metrics.batch_seconds.observe(loop.time() - start)
         self.metrics.heard(facts)
-        self.memory.heard(facts.keys, [entry.digest for entry in batch], facts.suspicious)
+        judged = [entry.digest for entry in batch if entry.number in answers]
+        self.memory.heard(facts.keys, judged, facts.suspicious)
         if facts.tested and facts.adversarial:
             names = ("size", "statistic", "threshold", "p_value", "blamed")
             said = {"batch": number, **{name: getattr(facts, name) for name in names}, "requests": requests_of(batch)}

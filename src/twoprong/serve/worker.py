@@ -71,6 +71,9 @@ class WorkerError(TwoprongError):
     """The worker process ended in the middle of a batch."""
 
 
+Answered = tuple[Mapping[int, np.ndarray], BatchFacts | None]
+
+
 class Judges(Protocol):
     """Whoever does the model's work for a service: one process here, or replicas elsewhere (`replicas.py`)."""
 
@@ -85,11 +88,10 @@ class Judges(Protocol):
 
     async def stop(self) -> None: ...
 
-    async def __call__(
-        self, batch: Sequence[Entry], watched: Collection[str] = ()
-    ) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
+    async def __call__(self, batch: Sequence[Entry], watched: Collection[str] = ()) -> Answered:
         """The probabilities for each entry, by its number, and the facts of the batch. Images of `watched` keys take the
-        flagged route. Raises WorkerError where the model went away, TwoprongError where it failed."""
+        flagged route. Those whose clients left while the model was away are left out; where all did, there are no facts.
+        Raises WorkerError where the model went away, TwoprongError where it failed."""
 
 
 def question(batch: Sequence[Entry], watched: Collection[str]) -> tuple[dict[str, Any], bytes]:
@@ -99,7 +101,7 @@ def question(batch: Sequence[Entry], watched: Collection[str]) -> tuple[dict[str
     return head | {"watched": sorted({*keys}.intersection(watched))}, b"".join(image.tobytes() for image in images)
 
 
-def answer(batch: Sequence[Entry], found: dict[str, Any], body: bytes) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
+def answer(batch: Sequence[Entry], found: dict[str, Any], body: bytes) -> Answered:
     """What came back for a batch. Raises TwoprongError where it is an error."""
     if "error" in found:
         raise TwoprongError(found["error"])
@@ -151,11 +153,11 @@ class Worker:
             if process is not None:
                 await process.end()
 
-    async def __call__(
-        self, batch: Sequence[Entry], watched: Collection[str] = ()
-    ) -> tuple[Mapping[int, np.ndarray], BatchFacts]:
+    async def __call__(self, batch: Sequence[Entry], watched: Collection[str] = ()) -> Answered:
         """As `Judges` promises; a cancelled call kills the worker."""
         await self._up.wait()
+        if not (batch := [entry for entry in batch if entry.awaited]):
+            return {}, None
         assert self._process is not None
         process, message = self._process, wire.pack(*question(batch, watched))
         try:

@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from twoprong.config import FitConfig, parse_config
 from twoprong.data.digits import load_digits
@@ -15,7 +15,9 @@ from twoprong.data.tensors import ImageData, Labelled
 from twoprong.defense import Defense
 from twoprong.detect import calibrate
 from twoprong.detect.calibrate import BATCHES, Thresholds
+from twoprong.models.features import Features
 from twoprong.recipe import fit, train_named
+from twoprong.routes import Denoised
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so a shell starts what runs in its background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -91,6 +93,27 @@ def older(defense: Defense) -> Defense:
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync")  # fmt: skip
 SIZES = {"desk": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+
+
+class Standardising(nn.Module):
+    """A classifier that divides each image by its own deviation: an image of one colour becomes NaN."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.head = inner, inner.head
+
+    def forward(self, images: Tensor) -> Tensor:
+        spread = images.std((1, 2, 3), keepdim=True)
+        return self.inner(images * spread / spread)
+
+
+@pytest.fixture
+def fragile(older: Defense, classifier: nn.Module) -> Defense:
+    """The defence around a classifier for which black images have features that are no numbers."""
+    wrapped = Standardising(classifier).eval()
+    flagged = Denoised(wrapped, older.flagged.denoiser, older.flagged.sigma)
+    parts = replace(older.parts, extractor=Features(wrapped), passing=type(older.passing)(wrapped), flagged=flagged)
+    return Defense(**vars(parts))
 
 
 @pytest.fixture(scope="module")

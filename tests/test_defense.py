@@ -216,27 +216,6 @@ def test_in_an_autocast_region_networks_are_in_half_precision_and_statistics_are
     assert (coarse.labels == exact.labels).float().mean() >= 0.98
 
 
-class Standardising(nn.Module):
-    """A classifier that divides each image by its own deviation: an image of one colour becomes NaN."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.head = inner, inner.head
-
-    def forward(self, images):
-        spread = images.std((1, 2, 3), keepdim=True)
-        return self.inner(images * spread / spread)
-
-
-@pytest.fixture
-def fragile(older, classifier):
-    """The defence around a classifier for which black images have features that are no numbers."""
-    wrapped = Standardising(classifier).eval()
-    flagged = Denoised(wrapped, older.flagged.denoiser, older.flagged.sigma)
-    parts = replace(older.parts, extractor=Features(wrapped), passing=type(older.passing)(wrapped), flagged=flagged)
-    return Defense(**vars(parts))
-
-
 def test_a_black_image_does_not_carry_a_batch_past_the_test(fragile, attacked, digits):
     images, others = attacked.clone(), torch.arange(100) != 7
     images[7] = 0

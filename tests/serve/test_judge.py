@@ -95,6 +95,27 @@ def test_an_answer_that_is_not_finite_is_an_error(lenient, digits):
         judge(broken, digits.test.images[:100], KEYS)
 
 
+@pytest.mark.parametrize("who", [(), ("tenant 3",)])
+def test_an_image_that_cannot_be_judged_costs_nobody_else_the_passing_route(fragile, digits, attacked, who):
+    keys = [f"tenant {min(index % 5, 3)}" for index in range(100)]
+    images, bad = mixed(digits, attacked, set(who), keys)
+    images[0], bad[0] = 0.5, True
+    found = judge(fragile, images, keys)
+    assert found.decision.adversarial == bool(who)
+    assert found.blamed == who
+    assert list(found.flagged) == bad.tolist()
+    assert torch.allclose(found.probabilities[~bad], fragile.classifier(images[~bad]).softmax(1), atol=1e-5)
+
+
+def test_only_suspects_are_said_to_take_the_flagged_route_where_only_they_do(lenient, digits, attacked):
+    config = lenient.config.model_copy(update={"rescue": "suspects"})
+    saving = tp.Defense(**{**vars(lenient.parts), "config": config})
+    images = torch.cat([attacked[:30], digits.test.images[130:200]])
+    found = judge(saving, images, ["only"] * 100)
+    assert list(found.flagged) == found.decision.suspects.tolist()
+    assert 0 < sum(found.flagged) < 100
+
+
 def test_images_of_a_watched_key_take_the_flagged_route_in_a_batch_that_passes(lenient, digits):
     images = digits.test.images[:100]
     found = judge(lenient, images, KEYS, {"tenant 2", "elsewhere"})

@@ -36,7 +36,9 @@ def judge(defense: Defense, images: Tensor, keys: Sequence[str], watched: Collec
     finite."""
     images = images.to(defense.detector.reference_pixels)
     decision = defense(images, scored=True)
-    found = Judged(decision, decision.probabilities, (decision.adversarial,) * len(images), _suspicious(defense, decision))
+    whole = decision.adversarial and defense.config.rescue == "batch"
+    flagged = (True,) * len(images) if whole else tuple(decision.suspects.tolist())
+    found = Judged(decision, decision.probabilities, flagged, _suspicious(defense, decision))
     if decision.adversarial and decision.tested:
         found = _divided(defense, images, keys, found)
     if late := [index for index, key in enumerate(keys) if key in watched and not found.flagged[index]]:
@@ -87,7 +89,7 @@ def culprits(
 
     First the keys whose images would be flagged by themselves, at a false-alarm rate that is divided by the number of keys,
     or of which half (two at least) are `bad`. If the rest does not pass without them, all bad images; and then, one after
-    the other, the keys whose absence lowers the statistic most.
+    the other, the keys whose absence lowers the statistic most. Images whose features are not finite go first of all.
 
     None where more than half of the images would have to go: a small rest passes easily, and the many keys of one attacker
     must not clear the last of them. The statistics are exact: parts of one Gram matrix.
@@ -97,8 +99,11 @@ def culprits(
     owners: list[set[str]] = [set() for _ in once]
     for key, index in zip(keys, place, strict=True):
         owners[index].add(key)
-    single = {index for index, one in zip(place, bad, strict=True) if one}
-    sample = Sample(once, defense.embed(once))
+    features = defense.embed(once)
+    finite = features.isfinite().all(1)
+    broken = set((~finite).nonzero()[:, 0].tolist())
+    single = {index for index, one in zip(place, bad, strict=True) if one} | broken
+    sample = Sample(once, features.where(finite[:, None], 0.0))
     k_xy, k_yy = detector.kernel(detector.reference, sample), detector.kernel(sample, sample)
     smallest, half = max(2, detector.batch_sizes[0]), len(once) / 2
     rate = defense.config.detector.false_alarm_rate / len(set(keys))
@@ -113,7 +118,7 @@ def culprits(
         return flagged(part) and not detector.verdict(statistic(part), 0, len(part)).p_value > rate
 
     def guilty(key: str) -> bool:
-        own = [index for index, who in enumerate(owners) if key in who]
+        own = [index for index, who in enumerate(owners) if key in who and index not in broken]
         return len(single.intersection(own)) >= max(2, len(own) / 2) or surely(own)
 
     def without(some: set[str], out: set[int]) -> list[int]:
@@ -123,8 +128,8 @@ def culprits(
         return some, tuple(index in out or bool(owners[index] & some) for index in place)
 
     blamed, fewest = {key for key in set(keys) if guilty(key)}, max(half, smallest)
-    if blamed and len(left := without(blamed, set())) >= fewest and not flagged(left):
-        return found(blamed, set())
+    if blamed and len(left := without(blamed, broken)) >= fewest and not flagged(left):
+        return found(blamed, broken)
     while len(left := without(blamed, single)) >= fewest:
         if not flagged(left):
             return found(blamed, single)

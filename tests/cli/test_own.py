@@ -194,6 +194,35 @@ def test_without_a_test_part_the_numbers_say_what_they_are_from(inside, fitted):
     assert "may have learned" in run.stderr
 
 
+def test_arguments_that_are_no_utf8_and_brackets_are_escaped(inside, fitted, monkeypatch):
+    """A directory's name may be any bytes; the report and the card, which tell the command, are UTF-8."""
+    monkeypatch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 10, "penalties": (1.0,)})
+    settings = [part for setting in FAST for part in ("--set", setting)]
+    (inside / "[b] \udce9").mkdir()
+    (inside / "[b] \udce9" / "photos").symlink_to(inside / "photos")
+    data = ["--data", "[b] \udce9/photos"]
+    fewer = ["--images", "10", "--batch-size", "10"]
+    for command, file in (
+        ([*readme("fit"), *data, "--out", "[b] fit", *settings], "[b] fit/README.md"),
+        (["inspect", "[b] fit"], None),
+        (["attack", "[b] fit", *data, "--attack", "fgsm", "--images", "40", "--allow", "own_nets"], None),
+        ([*readme("evaluate"), *data, *fewer, "--out", "[b] report"], "[b] report/results.md"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["twoprong", *command])
+        run = CliRunner().invoke(app, command)
+        assert run.exit_code == 0, run.exception
+        assert "[b]" in run.stdout
+        assert file is None or r"[b] \udce9/photos" in Path(file).read_text(encoding="utf-8")
+    assert r"[b] \udce9/photos" in Path("[b] report/report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("command", [("fit",), ("evaluate",), ("reproduce", "table1-linf")], ids=str)
+def test_a_place_to_write_to_has_a_name_in_utf8(inside, fitted, command):
+    """safetensors opens no other file: the bundle could not be loaded, nor the run resumed."""
+    given = [*command, "--out", "\udce9"] if len(command) > 1 else [*readme(*command), "--out", "\udce9"]
+    assert r"--out \udce9: expected a name in UTF-8" in refused(CliRunner().invoke(app, given))
+
+
 def test_the_report_is_about_the_right_classes(inside, fitted, monkeypatch):
     monkeypatch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 10, "penalties": (1.0,)})
     run = CliRunner().invoke(app, [*readme("evaluate"), "--images", "10", "--batch-size", "10", "--json"])

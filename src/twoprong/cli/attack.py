@@ -19,7 +19,7 @@ from twoprong.bundle import read_manifest
 from twoprong.cli.arguments.attack import AttackArguments
 from twoprong.cli.classifier import Normalisation, get_defense, get_trained
 from twoprong.cli.device import choose_and_tune, resolve
-from twoprong.cli.output import out, print_json, progress_bars
+from twoprong.cli.output import out, print_json, progress_bars, shown
 from twoprong.cli.source import class_names, get_data, say_fewer
 from twoprong.config import as_number, toml_value
 from twoprong.data.tensors import ImageData
@@ -68,7 +68,7 @@ def attack(given: AttackArguments) -> None:
         print_json(summary)
         return
     target = f"{given.bundle or given.classifier}{' (bare)' if given.bare else ''}"
-    table = Table(show_header=False, title=f"{given.name} on {target}")
+    table = Table(show_header=False, title=f"{given.name} on {shown(target)}")
     for key, value in summary.items():
         table.add_row(key.replace("_", " "), escape(_shown(key, value)))
     out.print(table)

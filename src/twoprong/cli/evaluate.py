@@ -1,8 +1,6 @@
 """`twoprong evaluate`."""
 
 import re
-import shlex
-import sys
 from pathlib import Path
 
 import typer
@@ -16,7 +14,7 @@ from twoprong.cli.arguments.evaluate import EvaluateArguments
 from twoprong.cli.attack import number
 from twoprong.cli.classifier import Normalisation, Training, get_classifier, get_defense, get_trained
 from twoprong.cli.device import choose_and_tune, resolve
-from twoprong.cli.output import err, out, print_json, progress_bars
+from twoprong.cli.output import check_utf8, command_line, err, out, print_json, progress_bars, shown
 from twoprong.cli.source import class_names, get_data, say_fewer
 from twoprong.config import FitConfig
 from twoprong.data.tensors import ImageData
@@ -44,6 +42,7 @@ def evaluate(given: EvaluateArguments) -> None:
         if file is not None and name is None:
             raise InputError(f"{option} {file}: expected {partner} beside it, got none")
     part = None if given.part is None else _part(given.part)
+    check_utf8("--out", given.directory)
     check_folder(given.directory, given.resume)
     budget = None if given.eps is None else number("--eps", given.eps)
     where = choose_and_tune(given.device)
@@ -74,7 +73,7 @@ def evaluate(given: EvaluateArguments) -> None:
             progress=progress,
             precision=inner,
             source=source.name,
-            command=shlex.join(["twoprong", *sys.argv[1:]]),
+            command=command_line(),
         )
         if part is not None:
             count = evaluate_part(defense, source.test, None, given.protocol, given.directory, part, options=options)
@@ -141,7 +140,7 @@ def _show(results: EvaluationResults, directory: Path) -> None:
     for check in results.sanity:
         if check.status in ("failed", "not converged"):
             out.print(f"{check.status}: {check.name}: {escape(check.detail)}", highlight=False)
-    out.print(f"Look at {directory / 'report.html'}", highlight=False)
+    out.print(f"Look at {shown(directory / 'report.html')}", highlight=False)
 
 
 def _cells(subjects: dict[str, Score]) -> tuple[str, str, str, str]:

@@ -1,13 +1,10 @@
 """`twoprong fit`."""
 
-import shlex
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.markup import escape
 from rich.table import Table
 
 from twoprong.bundle import check_target
@@ -15,7 +12,7 @@ from twoprong.cli.arguments.fit import FitArguments
 from twoprong.cli.classifier import Normalisation, Training, get_classifier, trained_here
 from twoprong.cli.device import choose_and_tune, resolve
 from twoprong.cli.finished import is_finished
-from twoprong.cli.output import err, out, print_json, progress_bars
+from twoprong.cli.output import check_utf8, command_line, err, out, print_json, progress_bars, shown
 from twoprong.cli.source import class_names
 from twoprong.config import load_config
 from twoprong.data.sources import has_own_test, load_data, part_folder
@@ -30,6 +27,8 @@ from twoprong.robust.run import load_weights
 
 def fit(given: FitArguments) -> None:
     """Load, train, fit, measure, write."""
+    check_utf8("--out", given.bundle)
+    check_utf8("--work", given.work)
     check_target(given.bundle, given.overwrite or given.resume)
     settings = load_config(given.config, _assignments(given), base=preset(given.preset) or PRESETS.get(given.data))
     if given.robust_weights is not None and settings.mode != "hardened":
@@ -53,9 +52,9 @@ def fit(given: FitArguments) -> None:
         model = get_classifier(given.classifier, given.weights, images, training, given.weights_inside, normalisation)
         unseen = _held_out(given, images.classes, where)
         test = images.test if _is_unlearned(given) else None
-        kind = "clean test images" if test is not None else f"images of {given.data} that it may have learned"
+        kind = "clean test images" if test is not None else f"images of {shown(given.data)} that it may have learned"
         bare = accuracy(model, images.test)
-        err.print(f"{given.classifier}: {bare:.2%} of {len(images.test):,} {kind}", highlight=False)
+        err.print(f"{shown(given.classifier)}: {bare:.2%} of {len(images.test):,} {kind}", highlight=False)
         defense = fit_defense(
             model,
             images.train,
@@ -70,8 +69,7 @@ def fit(given: FitArguments) -> None:
             precision=inner,
             robust=None if given.robust_weights is None else load_weights(given.robust_weights),
         )
-    command = {"command": shlex.join(["twoprong", *sys.argv[1:]])}
-    defense.about |= {"data": images.name, "measured": defense.about.get("measured", {}) | command}
+    defense.about |= {"data": images.name, "measured": defense.about.get("measured", {}) | {"command": command_line()}}
     defense.save(given.bundle, given.overwrite)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     _report(given.bundle, folder, bare, defense.about, given.as_json)
@@ -88,7 +86,7 @@ def _say_finished(bundle: Path, as_json: bool) -> None:
         print_json({"bundle": str(bundle), "finished": True})
     else:
         said = "finished already: a bundle of these settings, images and classifier; --overwrite fits it again"
-        out.print(f"[bold]{escape(str(bundle))}[/bold]: {said}", highlight=False)
+        out.print(f"[bold]{shown(bundle)}[/bold]: {said}", highlight=False)
 
 
 def _held_out(given: FitArguments, classes: tuple[str, ...], where: torch.device) -> Labelled | Literal["none"] | None:
@@ -126,13 +124,13 @@ def _report(bundle: Path, folder: Path, bare: float, about: dict[str, Any], as_j
     if as_json:
         print_json({"bundle": str(bundle), "clean_bare": bare, **about.get("measured_values", {})})
         return
-    table = Table(show_header=False, title=f"{escape(str(bundle))}: what was bought")
+    table = Table(show_header=False, title=f"{shown(bundle)}: what was bought")
     for name, value in about["measured"].items():
-        table.add_row(escape(name), escape(value))
+        table.add_row(shown(name), shown(value))
     out.print(table)
     kept = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     out.print(
-        f"Look inside: twoprong inspect {escape(str(bundle))}\n"
-        f"Crafted examples ({kept / 1e6:.1f} MB) stay in {escape(str(folder))} for the next run; delete them freely.",
+        f"Look inside: twoprong inspect {shown(bundle)}\n"
+        f"Crafted examples ({kept / 1e6:.1f} MB) stay in {shown(folder)} for the next run; delete them freely.",
         highlight=False,
     )

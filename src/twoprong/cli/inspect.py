@@ -1,13 +1,11 @@
 """`twoprong inspect`."""
 
-from rich.markup import escape
 from rich.table import Table
 
 from twoprong.bundle import read_detector, read_manifest
 from twoprong.card import RESCUES, classifier_name, mode, training
 from twoprong.cli.arguments.inspect import InspectArguments
-from twoprong.cli.output import out, print_json
-from twoprong.errors import printable
+from twoprong.cli.output import out, print_json, shown
 
 
 def inspect(given: InspectArguments) -> None:
@@ -40,9 +38,9 @@ def inspect(given: InspectArguments) -> None:
         "bytes": f"{sum(entry['bytes'] for entry in manifest['files'].values()):,}, all files verified",
         **about.get("measured", {}),
     }
-    table = Table(show_header=False, title=escape(printable(given.bundle)))
+    table = Table(show_header=False, title=shown(given.bundle))
     for name, value in facts.items():
-        table.add_row(escape(printable(name)), escape(printable(value)))
+        table.add_row(shown(name), shown(value))
     out.print(table)
     rows = Table(title="Thresholds by batch size (linear in 1/size between)")
     for column in ("batch size", "threshold", "best estimate"):

@@ -2,15 +2,19 @@
 
 import json
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 
+from twoprong.errors import InputError, printable
 from twoprong.progress import Progress, bars
 
 out = Console()
@@ -25,6 +29,24 @@ def set_up_logging() -> None:
 
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def shown(name: object) -> str:
+    """A name as a table or a line can show it, whatever bytes and brackets are in it."""
+    return escape(printable(name))
+
+
+def check_utf8(option: str, place: Path | None) -> None:
+    """Raise InputError for a directory to write to whose name is not UTF-8: safetensors opens no file in it."""
+    try:
+        str(place).encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{option} {printable(place)}: expected a name in UTF-8; choose another") from error
+
+
+def command_line() -> str:
+    """The command as it was given, for files in UTF-8: an argument that is none is written with escapes."""
+    return printable(shlex.join(["twoprong", *sys.argv[1:]]))
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """`twoprong reproduce`."""
 
-import shlex
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ from torch import nn
 from twoprong.cli.arguments.reproduce import ReproduceArguments
 from twoprong.cli.classifier import get_trained
 from twoprong.cli.device import choose_and_tune, resolve
-from twoprong.cli.output import out, print_json, progress_bars
+from twoprong.cli.output import check_utf8, command_line, out, print_json, progress_bars, shown
 from twoprong.data.sources import load_data
 from twoprong.data.tensors import ImageData
 from twoprong.errors import InputError
@@ -25,6 +23,8 @@ from twoprong.reproduce.tables import load_experiment
 
 def reproduce(given: ReproduceArguments) -> None:
     """Load what the table needs, measure it, show it beside the paper's numbers."""
+    check_utf8("--out", given.directory)
+    check_utf8("--work", given.work)
     where = choose_and_tune(given.device)
     source = _source(given).to(where)
     unseen = None
@@ -46,7 +46,7 @@ def reproduce(given: ReproduceArguments) -> None:
             preset=given.preset,
             seed=given.seed,
             precision=resolve(given.precision, where),
-            command=shlex.join(["twoprong", *sys.argv[1:]]),
+            command=command_line(),
             progress=progress,
         )
         results = run(given.name, given.scale.value, source, folder, options, given.seeds)
@@ -62,7 +62,7 @@ def reproduce(given: ReproduceArguments) -> None:
     out.print(table)
     if results.run.classifier:
         out.print(f"Every protected classifier was a {results.run.classifier}, whatever a row is called.", highlight=False)
-    out.print(f"{escape(results.note)}\nWritten to {escape(str(folder))}.", highlight=False)
+    out.print(f"{escape(results.note)}\nWritten to {shown(folder)}.", highlight=False)
 
 
 def _surrogates(assignments: Sequence[str], data: ImageData) -> dict[str, nn.Module]:

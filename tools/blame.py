@@ -7,6 +7,8 @@ images are kept in OUT-work. For a whole batch one draw of the noise counts, for
 
     --surrogate BUNDLE    also PGD (100 steps) that was made on the classifier of this one
     --algorithm-3 N       steps of Algorithm 3, with 20 draws each (200; a CPU takes hours for them); 0 leaves it out
+    --part K/N            only every N-th batch of Algorithm 3 from the K-th on, so that several processes share a GPU; then
+                          once more without it
 """
 
 import argparse
@@ -208,14 +210,17 @@ def pgd(classifier: nn.Module, data: Labelled, attack: PGD) -> Tensor:
     return torch.cat([attack(classifier, x, y, draw).images for x, y in parts])
 
 
-def algorithm_3(defense: tp.Defense, data: Labelled, steps: int) -> Tensor:
-    """The paper's attack on the whole defence, batch by batch; it computes in bf16 on a GPU."""
+def algorithm_3(defense: tp.Defense, data: Labelled, steps: int, work: Path, part: tuple[int, int] = (1, 1)) -> Tensor:
+    """The paper's attack on the whole defence, each batch made once; it computes in bf16 on a GPU. Of a part its batches."""
     device, attack = data.images.device, ATTACKS["paper"](eps=BUDGETS[0] / 255, steps=steps)
     quick = accelerated(defense, "bf16" if device.type == "cuda" else "fp32", data.images)
-    parts = zip(data.images.split(SIZE), data.labels.split(SIZE), strict=True)
-    return torch.cat(
-        [attack(quick, x, y, generator(0, ALGORITHM_3, n, device=device)).images for n, (x, y) in enumerate(parts)]
-    )
+    batches = list(zip(data.images.split(SIZE), data.labels.split(SIZE), strict=True))
+
+    def made(number: int) -> Tensor:
+        return attack(quick, *batches[number], generator(0, ALGORITHM_3, number, device=device)).images
+
+    mine = range(part[0] - 1, len(batches), part[1])
+    return torch.cat([kept(work / f"paper-{steps}-{number}", partial(made, number)) for number in mine])
 
 
 def markdown(found: dict[str, Any], bundle: str) -> str:
@@ -276,6 +281,9 @@ def main(given: argparse.Namespace) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     defense, data = tp.load(given.bundle), load_data("cifar10", given.root).test[:COUNT]
     near, there, work = copy.deepcopy(defense).to(device), data.to(device), Path(f"{given.out}-work")
+    if given.part is not None:
+        algorithm_3(near, there, given.algorithm_3, work, given.part)
+        return
     attacked = craft(near, there, work, [budget / 255 for budget in BUDGETS])
     command, others = f"python tools/blame.py {given.bundle} CIFAR_ROOT {given.out}", {}
     if given.surrogate is not None:
@@ -284,7 +292,7 @@ def main(given: argparse.Namespace) -> None:
         others[f"PGD-100 on a {classifier.spec.name}"] = kept(work / "transferred", lambda: pgd(classifier, there, longer))
         command += f" --surrogate {given.surrogate}"
     if given.algorithm_3:
-        others[ALGORITHM_3] = kept(work / f"paper-{given.algorithm_3}", lambda: algorithm_3(near, there, given.algorithm_3))
+        others[ALGORITHM_3] = algorithm_3(near, there, given.algorithm_3, work)
     if given.algorithm_3 != 200:
         command += f" --algorithm-3 {given.algorithm_3}"
     found = {**study(defense, near, data, attacked, others), "made": made(command)}
@@ -302,6 +310,7 @@ if __name__ == "__main__":
     parser.add_argument("out")
     parser.add_argument("--surrogate")
     parser.add_argument("--algorithm-3", type=int, default=200)
+    parser.add_argument("--part", type=lambda text: tuple(int(word) for word in text.split("/")))
     try:
         main(parser.parse_args())
     except TwoprongError as error:

@@ -1,5 +1,6 @@
 import logging
 import os
+import shutil
 import struct
 import zlib
 
@@ -63,6 +64,20 @@ def test_train_and_test_folders_are_used_as_they_are(tmp_path):
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (6, 2)
     assert shades(data.test) == [0, 1]
+
+
+def test_all_three_parts_are_read_where_the_whole_is_asked_for(tmp_path):
+    for part, count in (("train", 3), ("test", 1), ("val", 2)):
+        pets(tmp_path / part, count=count)
+    assert (len(load(tmp_path).train), len(load(tmp_path).test)) == (6, 2)
+    whole = load_folder(tmp_path, None, False, whole=True)
+    assert (len(whole.train), whole.test.labels.tolist()) == (6, [0] * 3 + [1] * 3)
+    picture(tmp_path / "val" / "emu" / "0.png")
+    with pytest.raises(DataError, match=r"same classes in train and val.*: emu;"):
+        load_folder(tmp_path, None, False, whole=True)
+    shutil.rmtree(tmp_path / "test")
+    shutil.rmtree(tmp_path / "val" / "emu")
+    assert len(load_folder(tmp_path, None, False, whole=True).test) == 4  # val stands for the test, once
 
 
 def test_train_and_test_may_be_names_of_classes(tmp_path):

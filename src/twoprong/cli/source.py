@@ -30,7 +30,7 @@ def get_data(
     if data is None:
         own = ", ".join(names()) or "none is installed"
         raise InputError(f"--data: expected {KINDS}, got none; only a bundle of the package ({own}) brings its own images")
-    source = load_data(data, root, image_size)
+    source = load_data(data, root, image_size, whole=split is Split.all)
     if split is Split.val:
         val = load_data(str(part_folder(data, "val")), root, image_size, classes=source.classes).everything()
         source = ImageData(source.name, source.train, val, source.classes)

@@ -20,7 +20,7 @@ PARTS = ("train", "test", "val")  # sub-folders that are no classes, where they 
 log = logging.getLogger("twoprong")
 
 
-def load_folder(root: Path, image_size: int | None, strict: bool) -> ImageData:
+def load_folder(root: Path, image_size: int | None, strict: bool, whole: bool = False) -> ImageData:
     """The pictures under `root` as tensors, classes sorted by name.
 
     With `train` and `test` sub-folders (of the same classes) those are the two parts, `val` in the place of a `test` that
@@ -35,7 +35,7 @@ def load_folder(root: Path, image_size: int | None, strict: bool) -> ImageData:
         raise InputError(f"image size: expected 1 pixel or more, got {image_size}; pass --image-size N")
     if not root.is_dir():
         raise DataError(f"{root}: expected a folder with one sub-folder per class, got no folder; check the path")
-    parts = _parts(root)
+    parts = _parts(root, whole)
     classes = _classes(parts)
     reader = _Reader(image_size)
     pictures = {part: [reader.read_all(part / name) for name in classes] for part in parts}
@@ -53,16 +53,21 @@ def load_folder(root: Path, image_size: int | None, strict: bool) -> ImageData:
         held = [_hold_out(found, name) for name, found in zip(classes, pictures[root], strict=True)]
         train, test = [kept for kept, _ in held], [out for _, out in held]
     else:
-        train, test = pictures.values()
+        train, *others = pictures.values()
+        test = [[picture for found in by_class for picture in found] for by_class in zip(*others, strict=True)]
     gray = all(picture.ndim == 2 for found in train + test for picture in found)
     return ImageData(root.resolve().name, _labelled(train, gray), _labelled(test, gray), classes)
 
 
-def _parts(root: Path) -> tuple[Path, ...]:
-    """(train, test) or (train, val) where both hold folders (otherwise they are classes with those names), or (root,)."""
+def _parts(root: Path, whole: bool) -> tuple[Path, ...]:
+    """(train, test) or (train, val) where both hold folders (otherwise they are classes with those names), or (root,).
+
+    All three with `whole`, where they are there.
+    """
     train, test, val = (root / name if (root / name).is_dir() and _folders(root / name) else None for name in PARTS)
     second = test or val
-    return (train, second) if train is not None and second is not None else (root,)
+    third = (val,) if whole and val is not None and second is test else ()
+    return (train, second, *third) if train is not None and second is not None else (root,)
 
 
 def _classes(parts: tuple[Path, ...]) -> tuple[str, ...]:
@@ -76,8 +81,8 @@ def _classes(parts: tuple[Path, ...]) -> tuple[str, ...]:
         unmatched = sorted(set(classes) ^ set(_folders(part)))
         if unmatched:
             raise DataError(
-                f"{part.parent}: expected the same classes in train and test, but these are only in one of them: "
-                f"{', '.join(unmatched)}; add or remove them"
+                f"{part.parent}: expected the same classes in {parts[0].name} and {part.name}, but these are only in one of "
+                f"them: {', '.join(unmatched)}; add or remove them"
             )
     for part in parts:
         for name in classes:

@@ -56,15 +56,17 @@ def load_data(
     image_size: int | None = None,
     strict: bool = False,
     classes: Sequence[str] | None = None,
+    whole: bool = False,
 ) -> ImageData:
     """The data set called `source`, or the folder of that path (a folder named like a source: write './digits').
 
     `root` is for named sources that live on disk; `image_size` and `strict` are for folders, whose pictures come in an
     order that does not depend on their classes. With `classes`, the names in a classifier's order, labels follow that order
-    instead of the alphabet's. Raises DataError for what cannot be found or read, InputError for an argument that the source
-    has no use for, or a class that is not among `classes`.
+    instead of the alphabet's. With `whole` a folder's `val` beside `train` and `test` is part of the test. Raises DataError
+    for what cannot be found or read, InputError for an argument that the source has no use for, or a class that is not
+    among `classes`.
     """
-    data = _load(source, root, image_size, strict)
+    data = _load(source, root, image_size, strict, whole)
     return data if classes is None else arrange(data, classes)
 
 
@@ -105,7 +107,7 @@ def has_own_test(source: str) -> bool:
     return source in SOURCES or all((folder / part).is_dir() for part in ("train", "test"))
 
 
-def _load(source: str, root: Path | None, image_size: int | None, strict: bool) -> ImageData:
+def _load(source: str, root: Path | None, image_size: int | None, strict: bool, whole: bool) -> ImageData:
     if source in SOURCES:
         if image_size is not None:
             raise InputError(
@@ -118,7 +120,7 @@ def _load(source: str, root: Path | None, image_size: int | None, strict: bool) 
         raise DataError(f"data: {_unknown(source, folder)}")
     if root is not None:
         raise InputError(f"data root: expected none beside the folder {source}, got {root}; leave out --data-root")
-    data = load_folder(folder, image_size, strict)
+    data = load_folder(folder, image_size, strict, whole)
     return ImageData(data.name, _mixed(data.train), _mixed(data.test), data.classes)
 
 

@@ -44,7 +44,7 @@ OfWhich = Annotated[
     Split,
     typer.Option(
         help="Which images of --data: its test part (test/ of a directory, else a fifth of it), val/, the training part, or "
-        "all, for a directory of which nothing was learned."
+        "all (train/, val/ and test/), for a directory of which nothing was learned."
     ),
 ]
 Classes = Annotated[

@@ -255,6 +255,34 @@ def test_while_no_process_can_be_started_it_goes_on_trying(run, bundle, digits, 
     run(main())
 
 
+@pytest.mark.parametrize("broken", ["start", "ended"])
+def test_the_minder_outlives_errors_that_nobody_foresaw(run, bundle, digits, monkeypatch, caplog, broken):
+    """No memory for a spare process; or a process that cannot be waited for."""
+
+    async def main():
+        worker, real, calls = Worker(WorkerSettings(str(bundle), threads=1)), getattr(ModelProcess, broken), []
+
+        async def fails_once(*process):
+            calls.append(1)
+            if len(calls) == (2 if broken == "start" else 1):  # the first process to start is the worker itself
+                raise MemoryError
+            return await real(*process)
+
+        monkeypatch.setattr(ModelProcess, broken, fails_once)
+        await worker.start()
+        try:
+            while "MemoryError" not in caplog.text:
+                await asyncio.sleep(0.01)
+            os.kill(worker.pid, signal.SIGKILL)
+            async with asyncio.timeout(60):
+                assert len((await again(worker, entries(list(digits.test.images[:4].numpy()))))[0]) == 4
+            assert worker.restarts == 1
+        finally:
+            await worker.stop()
+
+    run(main())
+
+
 async def again(worker, batch):
     """The answer to a batch; one that the dead process was given fails."""
     try:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twoprong.errors import StateError, TwoprongError
+from twoprong.errors import TwoprongError
 from twoprong.serve import wire
 from twoprong.serve.forming import Entry
 from twoprong.serve.process import ModelProcess
@@ -177,16 +177,24 @@ class Worker:
         return said
 
     async def _mind(self) -> None:
-        """Whenever the process ends, put the spare one in its place, or a new one."""
+        """Whenever the process ends, put the spare one in its place, or a new one. Nothing ends this but `stop`: without a
+        minder there would never be a worker again."""
         while True:
-            assert self._process is not None
-            await self._stand_by()
-            code = await self._process.ended()
-            self._up.clear()
-            self.restarts += 1
-            log.error("the worker ended (%s); another one takes its place", code)
-            await self._process.end()
-            await self._replace()
+            try:
+                await self._stand_by()
+                await self._succeed()
+            except Exception:
+                log.exception("the worker could not be looked after")
+                await asyncio.sleep(PAUSE)
+
+    async def _succeed(self) -> None:
+        assert self._process is not None
+        code = await self._process.ended()
+        self._up.clear()
+        self.restarts += 1
+        log.error("the worker ended (%s); another one takes its place", code)
+        await self._process.end()
+        await self._replace()
 
     async def _replace(self) -> None:
         """Try until there is a process that has loaded the bundle; a spare one may have died, too."""
@@ -198,7 +206,7 @@ class Worker:
                 self._process = spare or await ModelProcess.start()
                 await self._load(self._process)
                 return
-            except Exception as error:  # whatever it is: without a minder there would never be a worker again
+            except Exception as error:
                 log.error("the worker did not come up: %s", error)
                 await self._process.end()
                 await asyncio.sleep(pause)
@@ -209,5 +217,5 @@ class Worker:
         if self._wants_spare and self._spare is None:
             try:
                 self._spare = await ModelProcess.start()
-            except StateError as error:
-                log.warning("there is no spare worker: %s", error)
+            except Exception as error:  # MemoryError, for one
+                log.warning("there is no spare worker: %r", error)

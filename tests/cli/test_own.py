@@ -1,5 +1,6 @@
 """A classifier that is not ours and a folder whose names are not in its order: right numbers, or a refusal with the fix."""
 
+import importlib
 import json
 import re
 import shlex
@@ -15,6 +16,11 @@ from typer.testing import CliRunner
 import twoprong as tp
 from twoprong.cli import app
 from twoprong.errors import TwoprongError
+from twoprong.seeds import generator, initialised
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+from try_adapters import make_importable
 
 pytestmark = pytest.mark.usefixtures("rough")
 
@@ -31,10 +37,10 @@ FAST = (
 )  # fmt: skip
 
 
-def save(images, folder):
+def save(images, folder, mode="L"):
     folder.mkdir(parents=True)
     for number, image in enumerate(images):
-        Image.fromarray((image[0] * 255).byte().numpy()).save(folder / f"{number:03d}.png")
+        Image.fromarray((image[0] * 255).byte().numpy()).convert(mode).save(folder / f"{number:03d}.png")
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +239,55 @@ def test_the_report_is_about_the_right_classes(inside, fitted, monkeypatch):
     results = json.loads((inside / "evaluation" / "results.json").read_text())
     assert results["clean"]["subjects"]["bare"]["accuracy"] > 0.8
     assert results["defense"]["classes"] == list(NAMES)
+
+
+@pytest.fixture(scope="module")
+def accuracy(place, digits):
+    """colour/{train,val,test}, the weights of a small ResNet of timm that has learned train; gives its accuracy on test."""
+    make_importable()
+    with initialised(0, "a network of timm"):
+        net = importlib.import_module("timm").create_model("test_resnet", pretrained=False, num_classes=4)
+    mean, std = (torch.tensor(net.pretrained_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
+    parts = {"train": slice(70), "val": slice(70, 110), "test": slice(110, None)}
+    images = {name: [] for name in parts}
+    for label, name in enumerate(NAMES):
+        mine = digits.train.images[digits.train.labels == label]
+        for part, some in parts.items():
+            save(mine[some], place / "colour" / part / name, "RGB")
+            images[part].append((mine[some] * 255).byte() / 255)
+    labels = {part: torch.arange(4).repeat_interleave(torch.tensor([*map(len, found)])) for part, found in images.items()}
+    shown = {part: (torch.cat(found).expand(-1, 3, -1, -1) - mean) / std for part, found in images.items()}
+    optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
+    for chosen in torch.randperm(8 * 280, generator=generator(0, "order")).fmod(280).split(40):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(shown["train"][chosen]), labels["train"][chosen]).backward()
+        optimiser.step()
+    torch.save(net.state_dict(), place / "timm.pt")
+    with torch.no_grad():
+        return (net.eval()(shown["test"]).argmax(1) == labels["test"]).double().mean().item()
+
+
+def test_a_network_of_a_package_goes_the_readmes_way(inside, accuracy, monkeypatch):
+    """From fit to the report, with the classes in the order of its outputs; without them the fit is refused."""
+    monkeypatch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 2, "penalties": (1.0,)})
+    ours = {"own_nets:make": "timm:test_resnet", "net.pt": "timm.pt", "photos": "colour", "own_nets": "timm"}
+    ours |= {"bundle": "timm-bundle", "evaluation": "timm-evaluation"}
+    fitting, evaluating = ([ours.get(word, word) for word in readme(command)] for command in ("fit", "evaluate"))
+    fitting += ["--json", *(f"--set={setting}" for setting in FAST)]
+    at = fitting.index("--classes")
+    assert "--classes a,b,c" in refused(CliRunner().invoke(app, [*fitting[:at], *fitting[at + 2 :]]))
+    assert not Path("timm-bundle").exists()
+    run = CliRunner().invoke(app, fitting)
+    assert run.exit_code == 0, run.exception
+    assert accuracy > 0.9
+    assert json.loads(run.stdout)["clean_bare"] == pytest.approx(accuracy)
+    manifest = json.loads(CliRunner().invoke(app, ["inspect", "timm-bundle", "--json"]).stdout)
+    assert manifest["about"]["classes"] == list(NAMES)
+    assert manifest["parts"]["networks"]["classifier"]["spec"]["name"] == "timm:test_resnet"
+    run = CliRunner().invoke(app, [*evaluating, "--images", "20", "--batch-size", "20"])
+    assert run.exit_code == 0, run.exception
+    results = json.loads(Path("timm-evaluation/results.json").read_text())
+    assert results["defense"]["classes"] == list(NAMES)
+    assert results["clean"]["subjects"]["bare"]["accuracy"] > 0.8
+    pgd = next(attack for attack in results["attacks"] if attack["name"] == "pgd")
+    assert pgd["subjects"]["bare"]["accuracy"] < results["clean"]["subjects"]["bare"]["accuracy"]

@@ -93,6 +93,7 @@ def echoing():
             thread.join()
             socket.close()
             service.decoders.shutdown()
+            service.reviewer.shutdown()
 
     return start
 

@@ -1,13 +1,14 @@
 """The service without HTTP, over a worker that is made up."""
 
 import asyncio
+import threading
 
 import numpy as np
 
 from twoprong.serve.images import digest
 from twoprong.serve.metrics import Metrics
-from twoprong.serve.service import Service
-from twoprong.serve.settings import BatchSettings, ServeSettings
+from twoprong.serve.service import REVIEWS, Service
+from twoprong.serve.settings import BatchSettings, ReviewSettings, ServeSettings
 from twoprong.serve.worker import BatchFacts, Model, WorkerSettings
 
 
@@ -37,8 +38,20 @@ class Suspicious:
         return {entry.number: "answer" for entry in batch}, facts
 
 
+class Flagging:
+    """Flags every batch, to be kept for review."""
+
+    ready, restarts, settings = True, 0, WorkerSettings("made up")
+
+    async def __call__(self, batch, watched=()):
+        all_, keys = (True,) * len(batch), tuple(entry.key for entry in batch)
+        images = [entry.payload for entry in batch]
+        facts = BatchFacts(len(batch), keys, all_, all_, (), True, True, 1.0, 0.5, 0.0, images, (0,), np.stack(images))
+        return {entry.number: "answer" for entry in batch}, facts
+
+
 def served(worker, **settings):
-    given = ServeSettings(batch=BatchSettings(deadline=0.1), **settings)
+    given = ServeSettings(batch=BatchSettings(deadline=0.02), **settings)
     return Service(given, worker, Model("made up", (1, 8, 8), (1, 120), None, 0.05), Metrics())
 
 
@@ -79,3 +92,30 @@ def test_a_batch_some_or_all_of_whose_clients_left_before_it_was_judged_has_not_
         assert "twoprong_batch_size_count 1.0" in metrics
 
     run(main())
+
+
+def test_a_disk_that_is_slow_holds_up_no_request_and_few_batches_wait_for_it(tmp_path):
+    """In real time: there are threads."""
+    go_on = threading.Event()
+
+    async def main():
+        service = served(Flagging(), review=ReviewSettings(folder=str(tmp_path)))
+        keep = service.review.keep
+        service.review.keep = lambda facts: go_on.wait(30) and keep(facts)
+        for number in range(REVIEWS + 3):
+            assert await classify(service, number) == "answer"
+        loop = asyncio.get_running_loop()
+        assert await asyncio.wait_for(loop.run_in_executor(service.decoders, lambda: "decoded"), 10) == "decoded"
+        assert "twoprong_reviews_skipped_total 3.0" in service.metrics.text().decode()
+        go_on.set()
+        await loop.run_in_executor(service.reviewer, int)  # it comes after them
+        assert len(service.review.newest(100)) == REVIEWS
+        await classify(service, 99)
+        await loop.run_in_executor(service.reviewer, int)
+        assert len(service.review.newest(100)) == REVIEWS + 1
+        service.reviewer.shutdown()
+
+    try:
+        asyncio.run(main())
+    finally:
+        go_on.set()

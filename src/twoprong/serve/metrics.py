@@ -29,6 +29,8 @@ class Metrics:
         self.batches = Counter("batches", "Batches by route, and why", ["route", "reason"], **to)
         self.images = Counter("images", "Images by key and route", ["key", "route"], **to)
         self.failed = Counter("batches_failed", "Batches that could not be judged", **to)
+        skipped = "Flagged batches that were not kept for review because too many were waiting for it"
+        self.reviews_skipped = Counter("reviews_skipped", skipped, **to)
         self.statistic = Gauge("statistic", "Of the last tested batch", **to)
         self.threshold = Gauge("threshold", "Of the last tested batch, by its size", **to)
         self.p_value = Histogram("p_value", "Of tested batches", buckets=LEVELS, **to)

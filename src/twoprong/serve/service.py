@@ -20,10 +20,11 @@ from twoprong.serve.metrics import Metrics, route_of
 from twoprong.serve.review import Review
 from twoprong.serve.settings import BatchSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
-from twoprong.serve.worker import Judges, Model, WorkerSettings
+from twoprong.serve.worker import BatchFacts, Judges, Model, WorkerSettings
 
 log = logging.getLogger("twoprong")
 
+REVIEWS = 4  # flagged batches that wait for their pictures to be written; others are not kept
 DECODERS = 2  # threads that read pictures and tensors, so that a large one does not hold up the others
 
 
@@ -40,6 +41,7 @@ class Service:
         self.watchdog = Watchdog(self.batcher)
         self.decoders = ThreadPoolExecutor(DECODERS, "decoder")
         self.draining = False
+        self.reviewer, self._reviews = ThreadPoolExecutor(1, "review"), 0  # of its own: requests are not to wait for it
         self.review = Review(settings.review.folder, settings.review.max_bytes) if settings.review.folder else None
         metrics.pending.set_function(lambda: self.batcher.pending)
         metrics.pending_bytes.set_function(lambda: self.batcher.pending_bytes)
@@ -77,8 +79,19 @@ class Service:
             said = {"batch": number, **{name: getattr(facts, name) for name in names}, "requests": requests_of(batch)}
             log.warning("alarm", extra={"fields": said | {"route": route_of(facts)[0]}})
         if self.review is not None and facts.shown:
-            loop.run_in_executor(self.decoders, self.review.keep, facts)
+            self._keep(self.review, facts)
         return answers
+
+    def _keep(self, review: Review, facts: BatchFacts) -> None:
+        """Have a batch written, if not too many are waiting for that."""
+        if self._reviews >= REVIEWS:
+            self.metrics.reviews_skipped.inc()
+            return
+        self._reviews += 1
+        asyncio.get_running_loop().run_in_executor(self.reviewer, review.keep, facts).add_done_callback(self._kept)
+
+    def _kept(self, _: object) -> None:
+        self._reviews -= 1
 
 
 def worker_settings(
@@ -103,7 +116,8 @@ async def running(settings: ServeSettings, worker: Judges, batches: int = 1) -> 
         finally:
             beat.cancel()
             gc.unfreeze()
-            service.decoders.shutdown(wait=False, cancel_futures=True)
+            for threads in (service.decoders, service.reviewer):
+                threads.shutdown(wait=False, cancel_futures=True)
     finally:
         await worker.stop()
 

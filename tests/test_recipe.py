@@ -204,7 +204,7 @@ def test_no_held_out_images_for_a_classifier_from_elsewhere_is_a_choice(classifi
         tp.fit(foreign, digits.train, config=small_config, held_out=digits.train, progress=stop)
     with pytest.raises(InputError, match="held_out: expected one of none, got 'val'"):
         tp.fit(foreign, digits.train, config=small_config, held_out="val", progress=stop)
-    with pytest.raises(InputError, match='held_out: expected a choice.*held_out="none".*force=True'):
+    with pytest.raises(InputError, match=r'held_out: expected a choice.*held_out="none".*force=True'):
         tp.fit(foreign, digits.train, config=small_config, progress=stop)
     with pytest.raises(KeyboardInterrupt):
         tp.fit(foreign, digits.train, config=small_config, force=True, progress=stop)

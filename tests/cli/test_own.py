@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import twoprong as tp
 from twoprong.cli import app
 from twoprong.errors import TwoprongError
+from twoprong.evaluation.protocols import PROTOCOLS
 from twoprong.seeds import generator, initialised
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
@@ -129,6 +130,15 @@ def test_a_trap_is_refused_with_the_way_out(inside, arguments, message):
     assert not (inside / "none").exists()
 
 
+@pytest.fixture
+def short(monkeypatch):
+    """The protocol `quick` without the attackers who know the defence."""
+    quick = PROTOCOLS["quick"]
+    monkeypatch.setitem(
+        PROTOCOLS, "quick", lambda setting: [one for one in quick(setting) if one.threat in ("noise", "bare")]
+    )
+
+
 @pytest.fixture(scope="module")
 def fitted(place):
     with pytest.MonkeyPatch.context() as patch:
@@ -203,9 +213,8 @@ def test_without_a_test_part_the_numbers_say_what_they_are_from(inside, fitted):
     assert "may have learned" in run.stderr
 
 
-def test_arguments_that_are_no_utf8_and_brackets_are_escaped(inside, fitted, monkeypatch):
+def test_arguments_that_are_no_utf8_and_brackets_are_escaped(inside, fitted, short, monkeypatch):
     """A directory's name may be any bytes; the report and the card, which tell the command, are UTF-8."""
-    monkeypatch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 10, "penalties": (1.0,)})
     settings = [part for setting in FAST for part in ("--set", setting)]
     (inside / "[b] \udce9").mkdir()
     (inside / "[b] \udce9" / "photos").symlink_to(inside / "photos")
@@ -267,9 +276,8 @@ def accuracy(place, digits):
         return (net.eval()(shown["test"]).argmax(1) == labels["test"]).double().mean().item()
 
 
-def test_a_network_of_a_package_goes_the_readmes_way(inside, accuracy, monkeypatch):
+def test_a_network_of_a_package_goes_the_readmes_way(inside, accuracy, short):
     """From fit to the report, with the classes in the order of its outputs; without them the fit is refused."""
-    monkeypatch.setattr("twoprong.evaluation.protocols.HIDING", {"steps": 2, "penalties": (1.0,)})
     ours = {"own_nets:make": "timm:test_resnet", "net.pt": "timm.pt", "photos": "colour", "own_nets": "timm"}
     ours |= {"bundle": "timm-bundle", "evaluation": "timm-evaluation"}
     fitting, evaluating = ([ours.get(word, word) for word in readme(command)] for command in ("fit", "evaluate"))
@@ -277,6 +285,12 @@ def test_a_network_of_a_package_goes_the_readmes_way(inside, accuracy, monkeypat
     at = fitting.index("--classes")
     assert "--classes a,b,c" in refused(CliRunner().invoke(app, [*fitting[:at], *fitting[at + 2 :]]))
     assert not Path("timm-bundle").exists()
+    few = [{"colour": "fewer"}.get(word, word) for word in [*fitting[:at], *fitting[at + 2 :]]]
+    for part in ("train", "val", "test"):
+        for name in NAMES[:3]:
+            (inside / "fewer" / part).mkdir(parents=True, exist_ok=True)
+            (inside / "fewer" / part / name).symlink_to(inside / "colour" / part / name)
+    assert "has 4 outputs, the data have 3 classes" in refused(CliRunner().invoke(app, few))
     run = CliRunner().invoke(app, fitting)
     assert run.exit_code == 0, run.exception
     assert accuracy > 0.9
@@ -284,7 +298,7 @@ def test_a_network_of_a_package_goes_the_readmes_way(inside, accuracy, monkeypat
     manifest = json.loads(CliRunner().invoke(app, ["inspect", "timm-bundle", "--json"]).stdout)
     assert manifest["about"]["classes"] == list(NAMES)
     assert manifest["parts"]["networks"]["classifier"]["spec"]["name"] == "timm:test_resnet"
-    run = CliRunner().invoke(app, [*evaluating, "--images", "20", "--batch-size", "20"])
+    run = CliRunner().invoke(app, [*evaluating, "--images", "40", "--batch-size", "40"])
     assert run.exit_code == 0, run.exception
     results = json.loads(Path("timm-evaluation/results.json").read_text())
     assert results["defense"]["classes"] == list(NAMES)

@@ -82,3 +82,18 @@ def test_weights_of_another_network_are_refused(tmp_path):
     torch.save(nn.Linear(4, 2).state_dict(), tmp_path / "net.pt")
     with pytest.raises(InputError, match="not linear's weights"):
         read(tmp_path / "net.pt")
+
+
+def head(outputs, width=4):
+    return nn.Sequential(nn.Linear(3, width), nn.BatchNorm1d(width), nn.Linear(width, outputs))
+
+
+def test_weights_with_more_outputs_ask_for_all_classes(tmp_path):
+    """So it is where the data have only some of the classes. What differs in more than that is another network."""
+    torch.save(head(5).state_dict(), tmp_path / "net.pt")
+    with pytest.raises(InputError, match=r"last layer .* 5 outputs, the data have 2 classes; name all .*--classes a,b,c$"):
+        load_weights(head(2), tmp_path / "net.pt", "net")
+    for other in (head(6), head(2, width=3), nn.Sequential(nn.Linear(3, 2))):
+        with pytest.raises(InputError, match="not net's weights") as caught:
+            load_weights(other, tmp_path / "net.pt", "net")
+        assert "--classes" not in str(caught.value)

@@ -1,6 +1,9 @@
 from itertools import count
+from math import inf
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from twoprong.serve.forming import REMEMBERED, Forming, Item
 from twoprong.serve.settings import BatchSettings
@@ -163,3 +166,64 @@ def test_a_key_that_is_apart_shares_no_batch_however_few_its_images_are():
         add(queue, key, 0.0)
     taken = [keys(queue.take(2.0)), keys(queue.take(2.0))]
     assert sorted(taken) == ["ac", "b"]
+
+
+class Eager(Forming):
+    """Looks anew at who shares with whom, whenever it is asked."""
+
+    def take(self, now):
+        self._due = -inf
+        return super().take(now)
+
+    def wake(self, now):
+        self._due = -inf
+        return super().wake(now)
+
+
+def batches(queue, events):
+    """Which images are taken together, and when, while images come (one of a key after a gap) and others leave."""
+    taken, waiting, now = [], [], 0.0
+    for number, (gap, key, leaver) in enumerate([*events, (3.0, "", None)]):
+        end, asked = now + gap, -inf
+        while asked < end:
+            asked = now
+            while batch := queue.take(now):
+                taken.append((now, [entry.number for entry in batch]))
+            now = min(queue.wake(now), end)
+        if leaver is not None and waiting:
+            queue.remove(waiting.pop(leaver))
+        if key:
+            waiting.append(Item(number, key, None, (number,)))
+            queue.add(waiting[-1], now)
+    return taken
+
+
+GAPS = st.sampled_from([0.0, 0.001, 0.01, 0.03, 0.1, 0.3, 0.7])
+EVENTS = st.lists(
+    st.tuples(GAPS, st.sampled_from("aaabbcdefghij"), st.sampled_from([None] * 8 + [0, -1])), min_size=30, max_size=60
+)
+
+
+@given(EVENTS, st.sampled_from(["", "ab"]))
+def test_batches_close_as_if_everything_was_looked_at_every_time(events, apart):
+    assert batches(Forming(SETTINGS, apart), events) == batches(Eager(SETTINGS, apart), events)
+
+
+def test_a_key_that_leaves_the_shared_batch_does_not_keep_it_waiting(queue):
+    add(queue, "a", 0.0)
+    add(queue, "c", 0.0)
+    add(queue, "b", 0.4)
+    assert queue.wake(0.4) == pytest.approx(0.7)
+    add(queue, "b", 0.5)  # so fast that it will fill a batch of its own
+    assert keys(queue.take(0.5)) == "ac"
+
+
+def test_a_key_that_had_a_batch_of_its_own_is_waited_for_only_for_two_deadlines(queue):
+    add(queue, "a", 0.0, 10)
+    assert keys(queue.take(0.0)) == "a" * 10
+    add(queue, "a", 1.8)
+    add(queue, "b", 1.85)
+    assert queue.wake(1.85) == 2.0
+    assert queue.take(1.99) == []
+    add(queue, "c", 1.9)
+    assert keys(queue.take(2.5)) == "abc"

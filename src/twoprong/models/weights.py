@@ -24,7 +24,25 @@ def load_weights(model: nn.Module, file: Path, name: str) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         first = " ".join(str(error).split())[:200]
-        raise InputError(f"--weights {file}: these are not {name}'s weights ({first})") from error
+        raise InputError(
+            f"--weights {file}: these are not {name}'s weights ({first}){_more_classes(model, state)}"
+        ) from error
+
+
+def _more_classes(model: nn.Module, state: dict[str, Tensor]) -> str:
+    """The way out where nothing but the number of outputs differs, and the file has more of them."""
+    own = model.state_dict()
+    if own.keys() != state.keys():
+        return ""
+    shapes = [(tuple(own[key].shape) or (1,), tuple(state[key].shape) or (1,)) for key in own]
+    counts = {(mine[0], other[0], mine[1:] == other[1:]) for mine, other in shapes if mine != other}
+    here, there, alike = counts.pop() if len(counts) == 1 else (0, 0, False)
+    if not alike or here > there:
+        return ""
+    return (
+        f"; only the last layer differs: the file's has {there} outputs, the data have {here} classes; name all of the "
+        "classifier's classes, in its order: --classes a,b,c"
+    )
 
 
 def _torch_file(file: Path) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@ A batch is the unit of a statistical test, so it matters who is in it:
 A batch closes when it is full, when its oldest image has waited for `deadline`, or earlier, when nobody else is expected:
 once the silence since the last image is longer than the time left, fewer than one image will come by the present rate. So
 fast traffic fills batches and slow traffic does not wait in vain; the oldest of too few images always waits to the end.
+
+Who shares with whom is looked at anew only where a batch could close: not before `_due`, and not for every image that comes.
 """
 
 from collections.abc import Container, Hashable, Iterable, Iterator
@@ -20,7 +22,7 @@ from twoprong.serve.logs import REQUEST_ID
 from twoprong.serve.settings import BatchSettings
 
 REMEMBERED = 4096  # keys without a waiting image that are remembered
-SHARED = ""  # stands for all keys that share, among the groups; keys are not empty
+SHARED = ""  # stands for all keys that share; keys are not empty
 
 
 @dataclass(eq=False, slots=True)
@@ -79,14 +81,26 @@ class Forming:
         self._last: dict[str, float] = {}  # when the last image of a key came
         self._alone: dict[str, float] = {}  # when a key last had a batch of its own
         self._served: dict[str, float] = {}  # when a group last had a batch
+        self._due = -inf  # no batch closes before; what follows is as it was when that was found
+        self._room = 0  # images until the shared batch is full
+        self._since = inf  # of the oldest image
 
     def __len__(self) -> int:
         """How many images wait; copies count."""
         return sum(len(entry.items) for entry in self._entries(self._waiting))
 
     def add(self, item: Item, now: float) -> None:
+        entries = self._waiting.setdefault(item.key, {})
+        before = self._batch(item.key, now) if entries else SHARED
         self._last[item.key] = now
-        self._waiting.setdefault(item.key, {}).setdefault(item.digest, Entry(now)).items.append(item)
+        if item.digest not in entries:
+            entries[item.digest] = Entry(now)
+            self._room -= 1
+        entries[item.digest].items.append(item)
+        self._since = min(self._since, now)
+        full = self._room <= 0 or len(entries) >= self.settings.max_batch
+        moved = before != self._batch(item.key, now)
+        self._due = -inf if full or moved else min(self._due, (self._since + self.settings.deadline + now) / 2)
         if len(self._last) > REMEMBERED + len(self._waiting):
             for memory in (self._last, self._alone, self._served):
                 for key in [key for key in memory if key not in self._waiting and key != SHARED]:
@@ -98,15 +112,19 @@ class Forming:
         if entry is None or item not in entry.items:
             return False
         entry.items.remove(item)
+        self._due = -inf
         if not entry.items:
             self._drop(item)
         return True
 
     def take(self, now: float) -> list[Entry]:
         """The batch that closes now, or nothing. Of several, that of the group that was served longest ago comes first."""
+        if now < self._due:
+            return []
         groups = self._groups(now)
         ready = [name for name, keys in groups.items() if self._closes(keys) <= now]
         if not ready:
+            self._plan(groups, now)
             return []
         name = min(ready, key=lambda name: (self._served.get(name, -inf), self._oldest(groups[name])))
         batch = sorted(self._entries(groups[name]), key=lambda entry: entry.since)[: self.settings.max_batch]
@@ -119,31 +137,46 @@ class Forming:
 
     def wake(self, now: float) -> float:
         """When `take` should be asked again if nothing happens before; infinity if nothing waits."""
-        closing = [self._closes(keys) for keys in self._groups(now).values()]
-        joining = [time for key in self._waiting if (time := self._closes([key])) > now]  # a fast key that became slow
-        return min(closing + joining, default=inf)
+        if self._due <= now:
+            self._plan(self._groups(now), now)
+        return self._due
 
     def oldest(self) -> float:
         """Since when the oldest image has been waiting; infinity if none is."""
         return self._oldest(self._waiting)
 
+    def _plan(self, groups: dict[str, list[str]], now: float) -> None:
+        """Find out when to look again. A new image that leaves its key where it is can close a batch earlier only by filling
+        it, or as the last before a silence: not before half of the time is over that the oldest image still has."""
+        closing = [self._closes(keys) for keys in groups.values()]
+        fast = [key for key in self._waiting if self._batch(key, now) is None]
+        joining = [time for key in fast for time in (self._closes([key]), self._slow(key)) if time > now]
+        self._due, self._since = min(closing + joining, default=inf), self.oldest()
+        self._room = self.settings.max_batch - sum(len(self._waiting[key]) for key in groups.get(SHARED, ()))
+
     def _groups(self, now: float) -> dict[str, list[str]]:
-        most = self.settings.max_per_key
-        own = {key: [key] for key, entries in self._waiting.items() if len(entries) > most or key in self._apart}
+        groups: dict[str, list[str]] = {}
         fast: list[str] = []
-        shared: list[str] = []
-        for key in [key for key in self._waiting if key not in own]:
-            (fast if self._is_fast(key, now) and self._closes([key]) > now else shared).append(key)
+        for key in self._waiting:
+            batch = self._batch(key, now)
+            (fast if batch is None else groups.setdefault(batch, [])).append(key)
+        shared = groups.get(SHARED, [])
         few = sum(len(self._waiting[key]) for key in shared) < self.settings.least
         if shared and few and self._closes(shared) <= now:
             shared += fast  # better a batch that can be tested than one of its own
-        return own | ({SHARED: shared} if shared else {})
+        return groups
 
-    def _is_fast(self, key: str, now: float) -> bool:
-        """Whether a key will have enough images for its own batch: it just had one, or by the rate of those that wait."""
+    def _batch(self, key: str, now: float) -> str | None:
+        """Whose batch a key's images wait for: their own, or that of all who share; None while they may fill their own."""
+        if len(self._waiting[key]) > self.settings.max_per_key or key in self._apart:
+            return key
         more, took = len(self._waiting[key]) - 1, self._last[key] - self._oldest([key])
-        soon = more * self.settings.deadline > self.settings.max_per_key * took
-        return now - self._alone.get(key, -inf) < 2 * self.settings.deadline or (more > 0 and soon)
+        soon = more > 0 and more * self.settings.deadline > self.settings.max_per_key * took
+        return None if (soon or now < self._slow(key)) and self._closes([key]) > now else SHARED
+
+    def _slow(self, key: str) -> float:
+        """When a key that had a batch of its own is no longer expected to fill another one."""
+        return self._alone.get(key, -inf) + 2 * self.settings.deadline
 
     def _closes(self, keys: Iterable[str]) -> float:
         """When a batch of these keys' images closes; now or before if it is full."""

@@ -4,9 +4,11 @@ import copy
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from twoprong.config import FitConfig, parse_config
@@ -107,13 +109,35 @@ class Standardising(nn.Module):
         return self.inner(images * spread / spread)
 
 
-@pytest.fixture
-def fragile(older: Defense, classifier: nn.Module) -> Defense:
-    """The defence around a classifier for which black images have features that are no numbers."""
-    wrapped = Standardising(classifier).eval()
+class Swelling(nn.Module):
+    """A classifier whose features of nearly white images are `factor` times as large."""
+
+    def __init__(self, inner: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.inner, self.head, self.factor = inner, inner.head, factor
+
+    def forward(self, images: Tensor) -> Tensor:
+        white = images.mean((1, 2, 3), keepdim=True) > 0.99
+        return self.inner(images * torch.where(white, self.factor, 1.0))
+
+
+def around(wrapped: nn.Module, older: Defense) -> Defense:
+    """A defence with another classifier in it."""
     flagged = Denoised(wrapped, older.flagged.denoiser, older.flagged.sigma)
     parts = replace(older.parts, extractor=Features(wrapped), passing=type(older.passing)(wrapped), flagged=flagged)
     return Defense(**vars(parts))
+
+
+@pytest.fixture
+def fragile(older: Defense, classifier: nn.Module) -> Defense:
+    """The defence around a classifier for which black images have features that are no numbers."""
+    return around(Standardising(classifier).eval(), older)
+
+
+@pytest.fixture
+def swelling(older: Defense, classifier: nn.Module) -> Callable[[float], Defense]:
+    """The defence around a classifier for which white images have features that are far too large."""
+    return lambda factor: around(Swelling(classifier, factor).eval(), older)
 
 
 @pytest.fixture(scope="module")

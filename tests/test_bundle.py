@@ -245,6 +245,23 @@ def test_of_two_writers_one_writes_and_one_is_told(defense, bundle, tmp_path, mo
     tp.load(bundle)
 
 
+def test_a_bundle_that_is_written_anew_while_it_is_read_is_read_again(defense, bundle, monkeypatch):
+    other, times, read = copy.deepcopy(defense), [], load_tensors
+    with torch.no_grad():
+        next(other.flagged.denoiser.parameters()).add_(1)
+
+    def interrupted(path):
+        times.append(path)
+        if len(times) == 2:  # the detector is of the old bundle, all that follows of the new one
+            other.save(bundle, overwrite=True)
+        return read(path)
+
+    monkeypatch.setattr("twoprong.bundle.load_tensors", interrupted)
+    loaded = tp.load(bundle)
+    assert len(times) > 3
+    assert torch.equal(next(loaded.flagged.denoiser.parameters()), next(other.flagged.denoiser.parameters()))
+
+
 def test_a_bundle_that_a_kill_left_without_its_name_is_found_and_kept(defense, bundle):
     bundle.rename(bundle.with_name(".bundle.old"))  # what two renames with a kill between them leave
     tp.load(bundle)

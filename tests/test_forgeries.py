@@ -1,6 +1,7 @@
 """Forged bundles with digests that fit: refused in one line, quickly and without memory, or the same defence as before."""
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -141,11 +142,67 @@ def test_what_a_bundle_asks_for_is_bounded_by_what_it_brings(bomb, original, bat
     assert isinstance(outcome(forged.write(tmp_path / "forged"), batches), str)
 
 
+def rewritten(**columns):
+    """Columns of the detector's tensors made anew, and the manifest's table to match."""
+
+    def forge(forged):
+        def edit(found):
+            for name, change in columns.items():
+                found[name] = change(found[name]).contiguous()
+            table = zip(*(found[name].tolist() for name in ("sizes", "upper", "central")), strict=True)
+            keys = ("batch_size", "threshold", "central")
+            forged.manifest["thresholds"] = [dict(zip(keys, row, strict=True)) for row in table]
+
+        forged.change(DETECTOR, edit)
+
+    return forge
+
+
+def raised(value):
+    """Thresholds of several images that only gross changes reach, and a null law that has them among its values."""
+
+    def law(null):
+        null = null.clone()
+        null[1:, -1] = value
+        return null
+
+    return rewritten(upper=lambda old: torch.cat([old[:1], torch.full_like(old[1:], value)]), null=law)
+
+
+BLIND = {
+    "sizes that nobody sends": rewritten(
+        sizes=lambda old: old[-1:] * 0 + 10**9, **dict.fromkeys(("upper", "central", "null"), lambda old: old[-1:])
+    ),
+    "high thresholds": raised(1.0),
+    "thresholds between clean and attacked": raised(0.05),
+    "a constant threshold beside a table": set_in("config", "detector", "threshold", to=0.5),
+    "another statistic": set_in("config", "detector", "statistic", to="paired"),
+    "one huge image in the reference": rewritten(reference_features=lambda old: torch.cat([old[:1] * 1e9, old[1:]])),
+    "scores the wrong way round": rewritten(**{"blame.weights": torch.neg}),
+    "a null law of no values": rewritten(null=lambda old: old[:, :0]),
+}
+
+
+@pytest.mark.parametrize("how", BLIND)
+def test_a_forgery_that_would_not_flag_is_refused(how, original, batches, tmp_path):
+    forged = original.copied()
+    BLIND[how](forged)
+    assert isinstance(outcome(forged.write(tmp_path / "forged"), batches), str)
+
+
 def test_large_images_are_not_sent_through_the_networks(original, tmp_path):
     forged = original.copied()
     widened("reference_pixels", 3, 1, 2000, 2000)(forged)  # two images in eight bits, and a row of their powers of two
-    widened("reference_features", 2, 4000)(forged)
-    forged.change(DETECTOR, lambda found: found["reference_pixels"][1, 0, 0, 0].fill_(1))  # two scores
+    rewritten(**dict.fromkeys(("sizes", "upper", "central", "null"), lambda old: old[1:]))(forged)  # no single images
+
+    def likely(found):
+        """Features with which the kernel of the two images is 1/2, and no scores: a reference that nothing is wrong with."""
+        found["reference_features"] = torch.ones(2, 4000)
+        found["reference_features"][1] += found["kernel.log_feature_bandwidth"].exp() * (2 * math.log(2) / 4000) ** 0.5
+        for name in [name for name in found if name.startswith("blame.")]:
+            del found[name]
+
+    forged.change(DETECTOR, likely)
     before = forget_peak()
     with pytest.raises(BundleError, match=r"manifest\.json: features of width \d+, but the reference .* 4000"):
         tp.load(forged.write(tmp_path / "forged"))

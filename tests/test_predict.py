@@ -157,6 +157,9 @@ def test_batches_are_at_most_what_the_detector_is_calibrated_for(defense, digits
 
 
 def test_a_batch_size_that_cannot_be_tested_is_refused(older, digits):
+    for wrong in ("a", 2.5):
+        with pytest.raises(InputError, match=f"batch_size: expected 2 or more, fewer cannot be tested, got {wrong}"):
+            older.predict(digits.test.images[:5], batch_size=wrong)
     with pytest.raises(InputError, match="batch_size: expected 2 or more, fewer cannot be tested, got 1"):
         older.predict(digits.test.images[:10], batch_size=1)
 
@@ -281,3 +284,21 @@ def test_a_stream_answers_what_came_before_a_mistake(defense, older, digits):
         tp.stream(older, images, batch_size=1)  # at the call, not at the first answer
     with pytest.raises(InputError, match="at least one image"):
         next(tp.stream(defense, iter([])))
+
+
+def test_a_stream_can_be_closed_and_lets_go_of_its_source(defense, digits):
+    ended = []
+
+    def endless():
+        try:
+            while True:
+                yield from digits.test.images[:200]
+        finally:
+            ended.append(True)
+
+    found = tp.stream(defense, endless(), batch_size=20)
+    next(found)
+    assert not ended
+    found.close()
+    assert ended
+    assert list(found) == []

@@ -42,6 +42,7 @@ def write_bundle(parts: Parts, path: str | os.PathLike[str], overwrite: bool = F
     """
     manifest = describe(parts)
     parts.detector.check()
+    rebuild.check_settings(parts.detector, parts.config.detector)
     rebuild.check_memory(*parts.detector.reference, parts.config.detector.permutations)
     target = Path(path).absolute()
     try:
@@ -117,10 +118,25 @@ def read_bundle(
     whose factories the bundle may run to make its classifier.
     """
     root = find(path)
-    manifest = read_manifest(root)
-    detector = read_detector(root, manifest)
-    config = parse_config(manifest["config"])
-    return rebuild.assemble(root, manifest, config, detector, classifier, features, _tensors, allow)
+    before = _stood(root)
+    try:
+        manifest = read_manifest(root)
+        detector = read_detector(root, manifest)
+        config = parse_config(manifest["config"])
+        return rebuild.assemble(root, manifest, config, detector, classifier, features, _tensors, allow)
+    except BundleError:
+        if _stood(root) == before:
+            raise
+    return read_bundle(path, classifier, features, allow)  # another process has put a new bundle there meanwhile
+
+
+def _stood(root: Path) -> tuple[int, int] | None:
+    """Which manifest stands there: a bundle is replaced as a whole."""
+    file = root / MANIFEST
+    if not file.exists():
+        return None
+    found = file.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

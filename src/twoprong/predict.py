@@ -5,7 +5,7 @@
 
 import builtins
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,14 +88,14 @@ def stream(
     batch_size: int = 100,
     progress: Progress | bool | None = None,
     generator: torch.Generator | None = None,
-) -> Iterator[Prediction]:
+) -> Generator[Prediction, None, None]:
     """One `Prediction` per image, in order, as soon as its batch is judged; for sources without an end, too.
 
     Everything is as in `Defense.predict`, except that no answer is kept: two batches of images are all that is in memory.
     `images` may also be a generator of single images, with or without labels. A batch that has been judged stays judged: an
-    InputError about a later one comes when that one is reached.
+    InputError about a later one comes when that one is reached. `close()` ends it, and lets go of the source.
     """
-    return chain.from_iterable(defense.batches(images, batch_size, progress, generator))
+    return (answer for batch in defense.batches(images, batch_size, progress, generator) for answer in batch)
 
 
 def predict(batches: Iterable[Predictions]) -> Predictions:
@@ -122,7 +122,7 @@ def judged(
 
     `check` makes a batch of what the source gives. Where a source is wrong the InputError says at which images.
     """
-    if batch_size < sizes[0]:
+    if not isinstance(batch_size, int) or batch_size < sizes[0]:
         raise InputError(f"batch_size: expected {sizes[0]} or more, fewer cannot be tested, got {batch_size}")
     size, total = min(batch_size, sizes[-1]), _count(source)
 

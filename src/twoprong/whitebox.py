@@ -163,9 +163,9 @@ class WhiteBox(nn.Module):
         return then(self.detector.suspects(batch)[0])
 
     def _broken(self, features: Tensor) -> Tensor | None:
-        """Which images of a batch cannot be judged, because their features are no finite numbers; None where too few
-        others are left to be judged without them."""
-        broken = ~features.isfinite().all(1)
+        """Which images of a batch cannot be judged, because their features are no finite numbers or too large for distances;
+        None where too few others are left to be judged without them."""
+        broken = ~self.detector.kernel.measurable(features)
         left = len(broken) - int(broken.sum())
         return broken if self.detector.batch_sizes[0] <= left < len(broken) else None
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from twoprong.data.folder import load_folder
+from twoprong.data.folder import has_test, load_folder
 from twoprong.errors import DataError, InputError
 
 
@@ -64,6 +64,15 @@ def test_train_and_test_folders_are_used_as_they_are(tmp_path):
     assert data.classes == ("cat", "dog")
     assert (len(data.train), len(data.test)) == (6, 2)
     assert shades(data.test) == [0, 1]
+
+
+def test_only_a_part_of_its_own_is_called_a_test(tmp_path):
+    for name in ("train", "test", "car"):
+        picture(tmp_path / "classes" / name / "0.png")
+    assert not has_test(tmp_path / "classes")
+    for part in ("train", "val", "test"):
+        pets(tmp_path / "parts" / part, count=2)
+        assert has_test(tmp_path / "parts") is (part == "test")
 
 
 def test_all_three_parts_are_read_where_the_whole_is_asked_for(tmp_path):

@@ -1,5 +1,6 @@
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch.autograd import gradcheck
 from twoprong.config import DetectorConfig
 from twoprong.data.tensors import image_digests
 from twoprong.detect.calibrate import LEVELS
+from twoprong.detect.checks import check_calibrated
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.verdict import UNTESTED
@@ -373,6 +375,7 @@ BLIND = {
     "pixels only": ("kernel.logit_beta0", lambda value: value * 0 + 60),
     "huge reference": ("reference_features", lambda value: value * 1e10),
     "huger reference": ("reference_features", lambda value: value * 1e30),
+    "one huge image": ("reference_features", lambda value: torch.cat([value[:1] * 1e9, value[1:]])),
     "infinite": ("reference_features", lambda value: value * math.inf),
     "far thresholds": ("upper", lambda value: value + 2),
     "thresholds that only gross changes reach": ("upper", lambda value: value * 0 + 0.5),
@@ -399,6 +402,32 @@ def test_tensors_that_are_loaded_or_changed_before_a_bundle_is_saved_are_checked
     with pytest.raises(InputError):
         broken.save(tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_what_is_refused_is_not_kept(detector, draw_sample):
+    before, batch = detector.state_dict(), draw_sample(20, "batch", shift=1.5)
+    state, verdict = {name: value.clone() for name, value in before.items()}, detector(batch)
+    for name, (tensor, change) in BLIND.items():
+        with pytest.raises(InputError):
+            detector.load_state_dict({**state, tensor: change(state[tensor])})
+        assert all(torch.equal(value, state[key]) for key, value in detector.state_dict().items()), name
+    assert detector(batch) == verdict
+
+
+def test_a_detector_can_be_pickled(detector, draw_sample):
+    batch = draw_sample(20, "batch")
+    again = pickle.loads(pickle.dumps(detector))  # noqa: S301
+    assert again(batch) == detector(batch)
+    with pytest.raises(InputError):
+        again.load_state_dict({**again.state_dict(), "upper": again.upper + 2})
+
+
+def test_thresholds_that_no_calibration_gives_are_refused(detector):
+    table = detector.thresholds
+    check_calibrated(detector.k_reference, table, 0.05)
+    for factor, rate in ((20, 0.05), (3, 0.5)):
+        with pytest.raises(InputError, match=r"was not calibrated for a rate of false alarms"):
+            check_calibrated(detector.k_reference, table._replace(upper=factor * table.upper), rate)
 
 
 def test_a_constant_threshold_out_of_reach_is_refused(bare, draw_sample):

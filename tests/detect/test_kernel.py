@@ -56,6 +56,23 @@ def test_distances_far_from_the_origin_keep_their_digits():
     assert (squared_distances(offset.float(), offset.float()).double() - exact).abs().max() < 1e-4
 
 
+def test_a_huge_image_costs_the_others_no_digits(draw_sample):
+    x, z = draw_sample(30, "x"), draw_sample(10, "z")
+    kernel = DeepKernel(1.0, 1.0, 0.1).centred_at(x.features)
+    expected, huge = kernel(z, z), z.features.clone()
+    assert torch.allclose(expected, DeepKernel(1.0, 1.0, 0.1)(z, z), atol=1e-6)
+    for size in (1e4, 1e10, 1e18):
+        huge[3] = size
+        gram = kernel(z, Sample(z.pixels, huge))
+        others = torch.arange(10) != 3
+        assert torch.equal(gram[:, others], expected[:, others])
+        assert kernel.measurable(huge).all()
+        assert gram.isfinite().all()
+    for size in (1e20, math.inf, math.nan):
+        huge[3] = size
+        assert kernel.measurable(huge).tolist() == others.tolist()
+
+
 def test_half_precision_inputs_are_measured_in_float32(draw_sample):
     x, z = draw_sample(10, "x"), draw_sample(10, "z")
     rounded = [Sample(part.pixels.bfloat16(), part.features.bfloat16()) for part in (x, z)]

@@ -147,6 +147,8 @@ def test_a_network_is_made_again_only_from_a_module_that_is_allowed(packages):
     model, _ = adapted("timm:tiny", 5, (0.5,), (0.25,))
     with pytest.raises(InputError, match=r"allow=\['timm'\]"):
         rebuild(origin_of(model), ["timm.models", "tim"])
-    again = rebuild(origin_of(model), ["timm"])
+    with pytest.raises(InputError, match=r"allow=\['timm'\]"):
+        rebuild(origin_of(model), "my_timm.models")  # one module, not letters among which to look
+    again = rebuild(origin_of(model), "timm")
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(IMAGES), model(IMAGES))

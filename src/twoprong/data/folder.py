@@ -59,6 +59,11 @@ def load_folder(root: Path, image_size: int | None, strict: bool, whole: bool = 
     return ImageData(root.resolve().name, _labelled(train, gray), _labelled(test, gray), classes)
 
 
+def has_test(root: Path) -> bool:
+    """Whether the test images are a part of the folder, not a fifth that is taken out of it."""
+    return root / "test" in _parts(root, whole=False)
+
+
 def _parts(root: Path, whole: bool) -> tuple[Path, ...]:
     """(train, test) or (train, val) where both hold folders (otherwise they are classes with those names), or (root,).
 

@@ -9,7 +9,7 @@ import torch
 
 from twoprong.data.cifar10 import CLASSES, load_cifar10
 from twoprong.data.digits import load_digits
-from twoprong.data.folder import load_folder
+from twoprong.data.folder import has_test, load_folder
 from twoprong.data.tensors import ImageData, Labelled
 from twoprong.errors import DataError, InputError
 from twoprong.seeds import generator
@@ -103,8 +103,7 @@ def part_folder(source: str, part: str) -> Path:
 
 def has_own_test(source: str) -> bool:
     """Whether the test images are a part that the source has by itself, not a fifth that we took out of a folder."""
-    folder = Path(source).expanduser()
-    return source in SOURCES or all((folder / part).is_dir() for part in ("train", "test"))
+    return source in SOURCES or has_test(Path(source).expanduser())
 
 
 def _load(source: str, root: Path | None, image_size: int | None, strict: bool, whole: bool) -> ImageData:

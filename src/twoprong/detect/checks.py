@@ -9,9 +9,12 @@ from twoprong.config import Statistic
 from twoprong.detect.blame import Blame
 from twoprong.detect.calibrate import Thresholds
 from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.detect.mmd import off_diagonal_mean
 from twoprong.errors import InputError
 
-FAR = 100  # standard deviations by which every feature of an obviously different image is off
+FAR = 100  # standard deviations by which every feature of an obviously different image is off; no image of the reference
+# is as many times as large as half of them
+SLACK = 2  # how far above its bound a calibrated threshold may be: spreads and quantiles are measured
 
 
 def check_finite(sample: Sample, what: str) -> None:
@@ -24,6 +27,17 @@ def check_finite(sample: Sample, what: str) -> None:
                 f"{what}: expected {name} of finite numbers, got others first in image {first} of {len(sample)} "
                 f"({int(wrong.sum())} in all); leave such images out, or use another layer's features"
             )
+
+
+def check_spread(features: Tensor) -> None:
+    """Refuse a reference of which one image's features are so much larger than the others' that they lose their digits."""
+    lengths = features.double().norm(dim=1)
+    most, usual = lengths.max().item(), lengths.median().item()
+    if not most <= FAR * usual:  # NaN is refused too
+        raise InputError(
+            f"reference: the features of image {int(lengths.argmax())} have length {most:.4g}, those of half the images "
+            f"of {usual:.4g} or less; leave such images out, or use another layer's features"
+        )
 
 
 def check_sizes(kind: Statistic, sizes: Tensor, count: int) -> None:
@@ -69,6 +83,28 @@ def check_alarm(kernel: DeepKernel, reference: Sample, table: Thresholds, null: 
         )
 
 
+def check_calibrated(k_reference: Tensor, table: Thresholds, rate: float) -> None:
+    """Refuse thresholds that no calibration for this false-alarm rate gives, whatever a null law beside them says.
+
+    Of n clean images against the reference's m, the statistic has the variance 2v (1/n(n-1) + 1/m(m-1) + 2/mn), v being the
+    mean square of the centred kernel. By Cantelli's inequality a law's quantile at 1 - α is at most √(1/α - 1) standard
+    deviations above its mean, which is zero.
+    """
+    several = table.sizes > 1
+    k, m, n = k_reference.double(), len(k_reference), table.sizes[several].double()
+    centred = k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
+    square = off_diagonal_mean(centred.square())
+    deviations = (2 * square * (1 / (n * (n - 1)) + 1 / (m * (m - 1)) + 2 / (m * n))).sqrt()
+    most, upper = SLACK * (1 / rate - 1) ** 0.5 * deviations, table.upper[several]
+    beyond = ~(upper <= most)  # NaN is refused too
+    if beyond.any():
+        row = int(beyond.nonzero()[0, 0])
+        raise InputError(
+            f"detector: a threshold of {upper[row].item():.4g} for batches of {int(n[row])} was not calibrated for a rate "
+            f"of false alarms of {rate:.1%}, which gives {most[row].item():.4g} at most; fit again"
+        )
+
+
 def check_blame(blame: Blame | None, scores: Tensor | None, table: Thresholds) -> None:
     """Refuse a score, or thresholds of it, with which no image would ever be blamed or found.
 
@@ -86,6 +122,16 @@ def check_blame(blame: Blame | None, scores: Tensor | None, table: Thresholds) -
         raise InputError(
             f"detector: a limit of {highest:.4g} is never reached by scores like the reference's, {low:.4g} to {high:.4g}; "
             "fit again"
+        )
+
+
+def check_rate(scores: Tensor, limit: float, rate: float) -> None:
+    """Refuse a limit of scores that far more clean images reach than they should: the score is another, or upside down."""
+    share, most = (scores >= limit).double().mean().item(), SLACK * rate + 3 * (rate / len(scores)) ** 0.5
+    if not share <= most:
+        raise InputError(
+            f"detector: {share:.0%} of the reference have a score of {limit:.4g} or more, which should be rare among clean "
+            f"images ({rate:.1%}); fit again"
         )
 
 
@@ -107,7 +153,7 @@ def check_shapes(reference: Sample, table: Thresholds, null: Tensor) -> None:
     rising = table.sizes.ndim == 1 and not table.sizes.is_floating_point() and bool((table.sizes.diff() > 0).all())
     if not rising or len(set(lengths)) > 1 or not all(bool(column.isfinite().all()) for column in table):
         raise InputError(f"not a detector's tensors: thresholds of {lengths}, expected rising sizes and finite numbers")
-    fits = null.ndim == 2 and null.is_floating_point() and len(null) in (0, len(table.sizes))
+    fits = null.ndim == 2 and null.is_floating_point() and len(null) in (0, len(table.sizes) * (null.shape[-1] > 0))
     if not fits or not bool(null.isfinite().all()) or not bool((null.diff(dim=1) >= 0).all()):
         raise InputError(f"not a detector's tensors: a null law of {tuple(null.shape)}, expected rising rows, one per size")
 
@@ -115,7 +161,7 @@ def check_shapes(reference: Sample, table: Thresholds, null: Tensor) -> None:
 def refuse_half(fn: Callable[[Tensor], Tensor]) -> None:
     """Raise InputError where `fn`, which a module is about to apply to its tensors, would make them half precision."""
     dtype = fn(torch.zeros(0)).dtype
-    if dtype in (torch.float16, torch.bfloat16):
+    if dtype not in (torch.float32, torch.float64):
         raise InputError(
             f"detector: expected float32 or float64, got {dtype}: thresholds and statistics would lose their digits; leave "
             "the defence in float32 and put only a classifier of your own into half precision"

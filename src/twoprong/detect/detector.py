@@ -1,5 +1,6 @@
 """The detector: a kernel, a fixed clean reference, thresholds by batch size, and a score for single images."""
 
+import copy
 import math
 from bisect import bisect_left
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from twoprong.detect.checks import (
     check_kernel,
     check_shapes,
     check_sizes,
+    check_spread,
     refuse_half,
 )
 from twoprong.detect.copies import once
@@ -61,7 +63,7 @@ class Detector(nn.Module):
             raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
         check_finite(reference, "reference")
         check_kernel(kernel, reference.features)
-        self.kernel = kernel
+        self.kernel = copy.deepcopy(kernel).centred_at(reference.features.detach().float())
         self.permutations, self.kind = permutations, statistic
         self._labels: dict[tuple[object, ...], Tensor] = {}
         self._gram_seen: Cached | None = None
@@ -71,7 +73,9 @@ class Detector(nn.Module):
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("calibrated_on", torch.zeros(0, dtype=torch.long))
         self._set_thresholds(Thresholds(torch.zeros(0, dtype=torch.long), *torch.zeros(2, 0, dtype=torch.double)))
-        self.register_load_state_dict_post_hook(lambda detector, _: detector.check())
+        self._before: dict[str, Tensor] = {}
+        self.register_load_state_dict_pre_hook(_remember)
+        self.register_load_state_dict_post_hook(_accept)
 
     @property
     def reference(self) -> Sample:
@@ -309,6 +313,7 @@ class Detector(nn.Module):
         check_sizes(self.kind, table.sizes, len(self.reference))
         check_shapes(self.reference, table, null)
         check_finite(self.reference, "reference")
+        check_spread(self.reference.features)
         check_alarm(self.kernel, self.reference, table, null)
         check_blame(self.blame, None if self.blame is None else self.scores(self.reference), table)
 
@@ -331,6 +336,24 @@ class Detector(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Detector":
         refuse_half(fn)
         return cast(Detector, super()._apply(fn, recurse))
+
+
+def _remember(detector: Detector, *_: object) -> None:
+    detector._before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+
+
+def _accept(detector: Detector, _: object) -> None:
+    """Check what was loaded; what is refused is not kept."""
+    before, detector._before = detector._before, {}
+    detector.kernel.centred_at(detector.reference_features)
+    try:
+        detector.check()
+    except InputError:
+        with torch.no_grad():
+            for name, tensor in detector.state_dict().items():
+                tensor.copy_(before[name])
+        detector.kernel.centred_at(detector.reference_features)
+        raise
 
 
 class _Read(NamedTuple):

@@ -24,8 +24,12 @@ class DeepKernel(nn.Module):
 
     The paper's kernel has no projection P of the features; ours may have one (features × width), learned with the rest. The
     three scalars are learned without constraint (log bandwidths, the logit of β0) and shown constrained.
-    Everything here is computed in float32 or better, whatever the inputs are and even inside an autocast region.
+    Everything here is computed in float32 or better, whatever the inputs are and even inside an autocast region. Distances
+    of features are taken from their `centre`, which a detector sets: a batch's own mean would be the place of its largest
+    image, and cost all others their digits.
     """
+
+    centre: Tensor | None
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class DeepKernel(nn.Module):
         self.log_pixel_bandwidth = nn.Parameter(torch.tensor(pixel_bandwidth).log())
         self.logit_beta0 = nn.Parameter(torch.tensor(beta0).logit())
         self.projection = None if projection is None else nn.Parameter(projection)
+        self.register_buffer("centre", None, persistent=False)
 
     @classmethod
     def from_median(
@@ -68,8 +73,19 @@ class DeepKernel(nn.Module):
     def on(self, x: Tensor, z: Tensor, apart: Tensor) -> Tensor:
         """The same from features, and squared distances of pixels that are known already."""
         with torch.autocast(x.device.type, enabled=False):
-            similar = gaussian(squared_distances(self._seen(x), self._seen(z)), self.feature_bandwidth)
+            similar = gaussian(squared_distances(self._seen(x), self._seen(z), self.centre), self.feature_bandwidth)
             return ((1 - self.beta0) * similar + self.beta0) * gaussian(apart, self.pixel_bandwidth)
+
+    def centred_at(self, features: Tensor) -> "DeepKernel":
+        """This kernel, taking distances from the mean of these features from now on: the same one, up to rounding."""
+        with torch.no_grad():
+            self.centre = self._seen(features).mean(0)
+        return self
+
+    def measurable(self, features: Tensor) -> Tensor:
+        """Which images (N,) have distances to others: squares of their features that are finite, with room for sums."""
+        seen = self._seen(features)
+        return (4 * (seen if self.centre is None else seen - self.centre).float().square().sum(1)).isfinite()
 
     def _seen(self, features: Tensor) -> Tensor:
         if self.projection is None:
@@ -81,11 +97,12 @@ def gaussian(squared: Tensor, bandwidth: Tensor) -> Tensor:
     return torch.exp(-squared / (2 * bandwidth**2))
 
 
-def squared_distances(x: Tensor, z: Tensor) -> Tensor:
-    """|x_i - z_j|² as one matrix product. Rows are centred first, which keeps the subtraction of large numbers small."""
+def squared_distances(x: Tensor, z: Tensor, centre: Tensor | None = None) -> Tensor:
+    """|x_i - z_j|² as one matrix product. Rows are centred first, by default at the mean of `z`, which keeps the subtraction
+    of large numbers small."""
     dtype = torch.promote_types(torch.promote_types(x.dtype, z.dtype), torch.float32)
     x, z = x.flatten(1).to(dtype), z.flatten(1).to(dtype)
-    centre = z.mean(0).detach()
+    centre = z.mean(0).detach() if centre is None else centre
     x, z = x - centre, z - centre
     squared = x.square().sum(1)[:, None] + z.square().sum(1)[None, :] - 2 * (x @ z.T)
     return squared.clamp_min(0)

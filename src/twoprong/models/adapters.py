@@ -111,7 +111,7 @@ def origin_of(network: nn.Module) -> dict[str, Any] | None:
 
 def rebuild(origin: dict[str, Any], allow: Iterable[str]) -> nn.Module:
     """The network that a bundle names, without its weights; its module is imported only where the user allows it."""
-    known = Origin(**origin)
+    known, allow = Origin(**origin), (allow,) if isinstance(allow, str) else allow
     module = str(known.name).partition(":")[0]
     if module not in allow:
         raise InputError(

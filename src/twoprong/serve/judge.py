@@ -100,7 +100,7 @@ def culprits(
     for key, index in zip(keys, place, strict=True):
         owners[index].add(key)
     features = defense.embed(once)
-    finite = features.isfinite().all(1)
+    finite = detector.kernel.measurable(features)
     broken = set((~finite).nonzero()[:, 0].tolist())
     single = {index for index, one in zip(place, bad, strict=True) if one} | broken
     sample = Sample(once, features.where(finite[:, None], 0.0))

@@ -35,7 +35,7 @@ InPrecision = Annotated[Precision, typer.Option(help="Of networks that train or 
 
 BundleData = Annotated[str | None, typer.Option(help=f"{KINDS}.", show_default="a packaged bundle's own")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where cifar10's files are.")]
-ImageSize = Annotated[int | None, typer.Option(min=4, help="Resize a directory's images to this square.")]
+ImageSize = Annotated[int | None, typer.Option(min=4, max=2048, help="Resize a directory's images to this square.")]
 HeldOut = Annotated[
     Path | None, typer.Option(help="A directory like --data of images that the classifier was not trained on.")
 ]

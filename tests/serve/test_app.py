@@ -11,6 +11,7 @@ import json
 import os
 import pickle
 import random
+import re
 import struct
 import threading
 import time
@@ -22,9 +23,12 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 from twoprong.data.pictures import decode_picture
 from twoprong.serve import images, v2
+from twoprong.serve.admin import _check_host
 from twoprong.serve.batcher import Batcher
 from twoprong.serve.images import opened_if_small
 from twoprong.serve.problems import Problem
@@ -189,6 +193,7 @@ BAD = [
     ("POST", "/v1/classify", b"no zip", {"Content-Encoding": "gzip"}, 400),
     ("POST", "/v1/classify", gzip.compress(bytes(300_000)), {"Content-Encoding": "gzip"}, 413),
     ("POST", "/v1/classify", bytes(200_001), {}, 413),
+    ("POST", "/v1/classify", b"", {"Content-Length": "1" + "0" * 17}, 413),
     ("POST", "/v1/classify", BOMB, {}, 413),
     ("POST", "/v1/classify", with_scans(101), {}, 422),
     ("POST", "/v1/classify", with_scans(9000), {}, 422),
@@ -198,6 +203,8 @@ BAD = [
     ("POST", "/v1/classify", b"--x--", {"Content-Type": "multipart/form-data"}, 400),
     ("GET", "/v1/classify", None, {}, 405),
     ("GET", "/nothing", None, {}, 404),
+    ("GET", "/v2/", None, {"Host": "evil.example"}, 404),
+    ("POST", "/v1/classify/", b"", {"Host": "evil.example"}, 404),
     ("GET", "/v2/models/other", None, {}, 404),
     ("POST", "/v2/models/echo/versions/2/infer", b"{}", {}, 404),
     ("POST", "/v2/models/echo/infer", b"{", {}, 400),
@@ -490,15 +497,46 @@ def test_the_admin_port_refuses_the_names_of_other_hosts(echoing):
         asyncio.run(ask(service))
 
 
+def test_the_admin_port_knows_a_loopback_address_that_is_written_as_ipv6():
+    def asked(server):
+        scope = {"type": "http", "server": (server, 1), "headers": [(b"host", b"evil.example")]}
+        asyncio.run(_check_host(Request(scope)))
+
+    for server in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        with pytest.raises(HTTPException):
+            asked(server)
+    asked("::ffff:10.0.0.1")
+
+
 def test_no_room_and_no_readiness_are_503(echoing):
-    settings = ServeSettings(batch=BatchSettings(deadline=0.02, max_items=100, max_bytes=1000))
+    settings = ServeSettings(batch=BatchSettings(deadline=0.02, max_items=100, max_bytes=4000))
     with echoing(settings) as (address, service):
         ask = Client(address)
-        status, headers, _ = ask("POST", "/v1/classify", bytes(2000))
+        with half_sent(address, {"Content-Length": "2500"}, bytes(2000)):
+            until(lambda: service.batcher.pending_bytes >= 2000)
+            status, headers, _ = ask("POST", "/v1/classify", bytes(2000))
         assert (status, headers["retry-after"]) == (503, "1")
         service.draining = True
         assert ask("GET", "/v2/health/ready")[0] == 503
         assert ask("GET", "/v2/health/live")[0] == 200
+
+
+@pytest.mark.parametrize("batch", [{"max_items_per_key": 100}, {"max_bytes_per_key": 9000}])
+def test_what_an_idle_service_has_no_room_for_is_413_with_the_number_that_fits(echoing, batch):
+    keys, key = {"alice": KeySettings(sha256=sha256(b"secret").hexdigest())}, {"X-API-Key": "secret"}
+
+    def infer_many(number):
+        head = tensor(np.empty((number, 1, 8, 8)), "UINT8", parameters={"binary_data_size": 64 * number})
+        body, headers = binary(head, bytes(64 * number))
+        return ask("POST", "/v2/models/echo/infer", body, headers | key)
+
+    with echoing(ServeSettings(batch=BatchSettings(deadline=0.02, **batch), keys=keys)) as (address, service):
+        ask = Client(address)
+        status, _, answer = infer_many(120)
+        said = re.search(r"expected (at most|1 to) (\d+) images", json.loads(answer)["detail"])
+        assert status == 413
+        assert infer_many(int(said[2]))[0] == 200
+        assert ask("POST", "/v1/classify", bytes(service.settings.limits.max_upload), key)[0] == 422  # there is room for it
 
 
 def huge(width, height):

@@ -1,5 +1,6 @@
 """`twoprong serve`, the whole command: answers, a worker that is killed, an end under load, and the admin port."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -20,6 +21,9 @@ import torch
 import twoprong as tp
 from twoprong.attacks import PGD
 from twoprong.data import load_data
+from twoprong.errors import InputError, StateError
+from twoprong.serve.run import Addresses, bound_socket, listen, serve
+from twoprong.serve.settings import ServeSettings
 
 sys.path.insert(0, str(Path(__file__).parent))
 from serve_load import SCALE, children, picture, serving, worker_of
@@ -282,6 +286,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, more, message):
     assert done.returncode == 2, done.stderr
     assert re.search(message, done.stderr)
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_is_taken_is_named():
+    with pytest.raises(InputError, match="expected another port than --port, got 7777 for both"):
+        asyncio.run(serve("cifar10-small", "cpu", ServeSettings(), Addresses(port=7777, admin_port=7777), print))
+    with bound_socket("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with bound_socket("127.0.0.1", port) as second:  # both, for neither listens yet
+            listen(first)
+            for late in (lambda: listen(second), lambda: bound_socket("127.0.0.1", port)):
+                with pytest.raises(StateError, match=f"127.0.0.1:{port}: cannot listen there"):
+                    late()
 
 
 def test_help_needs_neither_torch_nor_a_web_framework():

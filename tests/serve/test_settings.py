@@ -6,8 +6,8 @@ import pytest
 
 from twoprong.config import parse_settings
 from twoprong.errors import ConfigError
-from twoprong.serve.service import _fitted
-from twoprong.serve.settings import BatchSettings, KeySettings, ServeSettings, load_settings
+from twoprong.serve.service import _fitted, _limited
+from twoprong.serve.settings import BatchSettings, KeySettings, LimitSettings, ServeSettings, load_settings
 
 
 def test_a_file_with_mistakes_names_all_of_them(tmp_path):
@@ -59,6 +59,46 @@ def test_batches_are_kept_inside_what_the_bundle_can_test():
     assert _fitted(BatchSettings(), (3, 60)).least == 3
     with pytest.raises(ConfigError, match=r"batch.max_batch: expected 3 to 60, as the bundle can test, got 100"):
         _fitted(BatchSettings(max_batch=100), (3, 60))
+
+
+def test_what_one_request_may_have_fits_into_the_queue():
+    few = BatchSettings(max_items=100, max_bytes=10_000)
+    for settings, images, upload in (
+        (ServeSettings(), 256, 2**24),
+        (ServeSettings(batch=few), 100, 10_000 - 64),
+        (ServeSettings(batch=few, keys={"alice": KeySettings(sha256="0" * 64)}), 50, 5000 - 64),
+    ):
+        found = _limited(settings, 64)
+        assert (found.max_images, found.max_upload) == (images, upload)
+    for wrong, message in (
+        ({"max_images": 101}, "limits.max_images: expected at most 100, as batch.max_items = 100 can hold, got 101"),
+        (
+            {"max_upload": 9999},
+            "limits.max_upload: expected at most 9936, as batch.max_bytes = 10000 can hold beside an image",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            _limited(ServeSettings(batch=few, limits=LimitSettings(**wrong)), 64)
+    with pytest.raises(ConfigError, match=r"batch.max_bytes: expected more than 20000, the bytes of one image, got 10000"):
+        _limited(ServeSettings(batch=few), 20_000)
+
+
+def test_a_body_that_does_not_end_is_given_up_before_the_grace_time_is_over():
+    assert [LimitSettings(grace_seconds=grace).read_seconds for grace in (3, 30, 90)] == [2, 20, 20]
+    with pytest.raises(ValueError, match="read_seconds: expected less than grace_seconds = 10, got 10"):
+        LimitSettings(grace_seconds=10, read_seconds=10)
+
+
+def test_keys_have_names_and_hashes_of_their_own(tmp_path):
+    path = tmp_path / "serve.toml"
+    for names, message in (
+        (("anonymous",), "keys: expected another name for a key, got 'anonymous'"),
+        (("alice", "bob"), "keys: expected a key of its own for each name, got one sha256 for 'alice' and 'bob'"),
+    ):
+        path.write_text("".join(f'[keys.{name}]\nsha256 = "{"0" * 64}"\n' for name in names))
+        with pytest.raises(ConfigError) as caught:
+            load_settings(path)
+        assert str(caught.value) == f"{path}: 1 problem\n  {message}"
 
 
 def test_the_documented_settings_are_the_defaults():

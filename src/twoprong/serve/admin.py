@@ -18,7 +18,9 @@ LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 def make_admin(service: Service) -> FastAPI:
     """The routes over a service. It runs in a thread of its own, so that it answers when the service's loop is stuck."""
     checks = [Depends(_check_host)]
-    app = FastAPI(title="twoprong admin", docs_url=None, redoc_url=None, openapi_url=None, dependencies=checks)
+    app = FastAPI(
+        title="twoprong admin", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, dependencies=checks
+    )
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -69,5 +71,7 @@ def make_admin(service: Service) -> FastAPI:
 async def _check_host(request: Request) -> None:
     """Refuse another host's name on a loopback address: a web page can make its own name mean this machine (DNS
     rebinding), and would then read the answers."""
-    if ip_address(request.scope["server"][0]).is_loopback and not LOCAL.fullmatch(request.headers.get("host", "")):
+    here = ip_address(request.scope["server"][0])
+    here = getattr(here, "ipv4_mapped", None) or here  # of an IPv4 connection to an IPv6 socket
+    if here.is_loopback and not LOCAL.fullmatch(request.headers.get("host", "")):
         raise HTTPException(403, "expected the host localhost, 127.0.0.1 or [::1]")

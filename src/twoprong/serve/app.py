@@ -32,7 +32,8 @@ VERSION = "1"  # of the model: a service has one
 
 def make_app(service: Service, version: str, echo: bool = True) -> FastAPI:
     """The routes over a service. `echo` says whether request ids are put into answers here."""
-    app = FastAPI(title="twoprong", version=version, docs_url=None, redoc_url=None, openapi_url="/openapi.json")
+    app = FastAPI(title="twoprong", version=version, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.metrics = service.metrics  # for requests that cannot be read
     app.add_middleware(Requests, metrics=service.metrics, echo=echo)
     answers = Answers(service, version)
 
@@ -147,6 +148,8 @@ class Answers:
     async def _infer(self, slots: Slots, key: str, length: str | None, body: bytes) -> tuple[v2.Request, np.ndarray]:
         asked = await self._aside(partial(v2.Request, body, length, self._model.shape, self._limits.max_images))
         del body  # what is kept while images wait should be the images
+        if asked.images > (most := slots.most(prod(self._model.shape))):
+            raise Problem(413, f"expected at most {most} images beside a body of this size, got {asked.images}; send fewer")
         self._service.keys.spend(key, asked.images, spent=1)
         slots.extend(asked.images - 1, asked.images * prod(self._model.shape))
         pictures = Pictures(self._model.shape, self._limits.max_pixels)

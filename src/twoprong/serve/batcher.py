@@ -231,6 +231,12 @@ class Slots:
         self._batcher._hold(self._key, images, nbytes)
         self._images, self._bytes = self._images + images, self._bytes + nbytes
 
+    def most(self, nbytes: int) -> int:
+        """How many images of so many bytes there can ever be room for, beside the bytes that are held."""
+        settings = self._batcher.settings
+        room = settings.max_bytes if self._key == ANONYMOUS else settings.max_bytes_per_key
+        return (room - self._bytes) // nbytes
+
     async def submit(self, payload: Any, digest: Hashable = None) -> Any:
         """The judge's answer for one image. Images of one key with the same digest count as one and get one answer."""
         if not self._images:

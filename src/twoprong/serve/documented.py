@@ -23,7 +23,7 @@ PROBLEM: dict[str, Any] = {
         }
     },
 }
-PROBLEMS = {str(status): PROBLEM for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)}
+PROBLEMS = {str(status): PROBLEM for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 431, 500, 503, 504)}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 BEST = {
     "type": "object",

@@ -13,9 +13,10 @@ from importlib import metadata
 import uvicorn
 from starlette.types import ASGIApp
 
-from twoprong.errors import StateError
+from twoprong.errors import InputError, StateError
 from twoprong.serve.admin import make_admin
 from twoprong.serve.app import make_app
+from twoprong.serve.protocol import Protocol
 from twoprong.serve.service import Service, running, worker_settings
 from twoprong.serve.settings import ServeSettings
 from twoprong.serve.worker import Worker
@@ -55,7 +56,7 @@ async def serve(
 ) -> bool:
     """Serve until SIGTERM or SIGINT, then drain. Whether everything that was accepted was answered.
 
-    Raises StateError where an address is taken or the bundle cannot be loaded.
+    Raises InputError for one port twice, StateError where an address is taken or the bundle cannot be loaded.
     """
     stop, loop, loading = asyncio.Event(), asyncio.get_running_loop(), asyncio.current_task()
 
@@ -66,6 +67,8 @@ async def serve(
             loading.cancel()
             loading = None
 
+    if where.port and where.port == where.admin_port:
+        raise InputError(f"--admin-port: expected another port than --port, got {where.port} for both")
     public, admin = bound_socket(where.host, where.port), bound_socket(where.admin_host, where.admin_port)
     for one in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(one, end)
@@ -74,8 +77,8 @@ async def serve(
         async with running(settings, worker) as service, administered(service, admin):
             loading = None
             front = _server(make_app(service, metadata.version("twoprong")))
+            listen(public)
             serving = asyncio.create_task(front.serve([public]))
-            public.listen(BACKLOG)  # by now connections are answered
             listening(Addresses(*public.getsockname()[:2], *admin.getsockname()[:2]))
             ended = asyncio.create_task(stop.wait())
             await asyncio.wait({ended, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,10 +94,10 @@ async def serve(
 @asynccontextmanager
 async def administered(service: Service, bound: socket.socket) -> AsyncIterator[None]:
     """The admin port of a service: in a thread, so that it answers when the service's loop is stuck."""
+    listen(bound)
     back = _server(make_admin(service))
     aside = threading.Thread(target=lambda: asyncio.run(back.serve([bound])), name="admin", daemon=True)
     aside.start()
-    bound.listen(BACKLOG)
     try:
         yield
     finally:
@@ -105,14 +108,15 @@ async def administered(service: Service, bound: socket.socket) -> AsyncIterator[
 def _server(app: ASGIApp) -> Server:
     return Server(
         uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", backlog=BACKLOG, server_header=False,
+            app, http=Protocol, log_config=None, access_log=False, lifespan="off", backlog=BACKLOG, server_header=False,
             timeout_keep_alive=30, timeout_graceful_shutdown=CLOSING, ws="none",
         )
     )  # fmt: skip
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """A listening socket; bound before the bundle is loaded, so that a taken port is heard of at once."""
+    """A socket that is to listen. Raises StateError where somebody else listens; of somebody who is about to, `listen`
+    hears."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -121,6 +125,19 @@ def bound_socket(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise StateError(f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another --port") from error
+        raise _taken(host, port, error) from error
     bound.setblocking(False)
     return bound
+
+
+def listen(bound: socket.socket) -> None:
+    """Take connections. Raises StateError where somebody else who has bound the port was first."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        host, port = bound.getsockname()[:2]
+        raise _taken(host, port, error) from error
+
+
+def _taken(host: str, port: int, error: OSError) -> StateError:
+    return StateError(f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another port")

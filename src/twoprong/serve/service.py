@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
+from math import prod
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from twoprong.serve.keys import Keys
 from twoprong.serve.memory import Memory
 from twoprong.serve.metrics import Metrics, route_of
 from twoprong.serve.review import Review
-from twoprong.serve.settings import BatchSettings, ServeSettings
+from twoprong.serve.settings import BatchSettings, LimitSettings, ServeSettings
 from twoprong.serve.watchdog import Watchdog
 from twoprong.serve.worker import BatchFacts, Judges, Model, WorkerSettings
 
@@ -32,6 +33,7 @@ class Service:
     """What the public and the admin application share. Made by `running`. The worker gets so many `batches` at a time."""
 
     def __init__(self, settings: ServeSettings, worker: Judges, model: Model, metrics: Metrics, batches: int = 1) -> None:
+        settings = settings.model_copy(update={"limits": _limited(settings, prod(model.shape))})
         self.settings, self.worker, self.model, self.metrics = settings, worker, model, metrics
         self.keys = Keys(settings.keys)
         self.memory = Memory(model.false_alarm_rate)
@@ -132,3 +134,21 @@ def _fitted(settings: BatchSettings, sizes: tuple[int, int]) -> BatchSettings:
             )
         settings = settings.model_copy(update={"max_batch": largest})
     return settings.model_copy(update={"least": max(settings.least, smallest)})
+
+
+def _limited(settings: ServeSettings, image: int) -> LimitSettings:
+    """The limits of a request inside what the queue can hold of one client, where an image has so many bytes."""
+    limits, share, lowered = settings.limits, "_per_key" if settings.keys else "", {}
+    for name, room, beside in (("max_images", "max_items", 0), ("max_upload", "max_bytes", image)):
+        most = getattr(settings.batch, room + share) - beside
+        if getattr(limits, name) <= most:
+            continue
+        if most < 1:
+            raise ConfigError(
+                f"batch.{room}{share}: expected more than {beside}, the bytes of one image, got {most + beside}"
+            )
+        if name in limits.model_fields_set:
+            fits = f"{most}, as batch.{room}{share} = {most + beside} can hold" + " beside an image" * bool(beside)
+            raise ConfigError(f"limits.{name}: expected at most {fits}, got {getattr(limits, name)}")
+        lowered[name] = most
+    return limits.model_copy(update=lowered)

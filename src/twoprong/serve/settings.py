@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from twoprong.config import Count, Flag, NotNegative, Positive, Settings, parse_settings
 from twoprong.errors import ConfigError
@@ -68,6 +68,23 @@ class LimitSettings(Settings):
     answer_seconds: Positive = 60.0  # in which an answer must be there, else 504
     grace_seconds: Positive = 30.0  # in which a service that is told to stop answers what it has accepted
 
+    @model_validator(mode="before")
+    @classmethod
+    def _within_grace(cls, values: Any) -> Any:
+        """Whoever shortens the grace time need not change what a body has of it: two thirds, where that is less."""
+        grace = values.get("grace_seconds") if isinstance(values, dict) else None
+        if not isinstance(grace, int | float) or not grace > 0:
+            return values
+        return {"read_seconds": min(20.0, grace * 2 / 3)} | values
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LimitSettings":
+        if self.read_seconds >= self.grace_seconds:  # a body that never ends would keep the service from a clean end
+            raise ValueError(
+                f"read_seconds: expected less than grace_seconds = {self.grace_seconds:g}, got {self.read_seconds:g}"
+            )
+        return self
+
 
 class ReviewSettings(Settings):
     """Flagged batches that are kept for people to look at: pictures of what clients sent, so none without a folder."""
@@ -109,6 +126,16 @@ class KeySettings(Settings):
     burst: Count = 2000
 
 
+def _told_apart(keys: dict[str, KeySettings]) -> dict[str, KeySettings]:
+    if wrong := [name for name in ("", ANONYMOUS) if name in keys]:
+        raise ValueError(f"expected another name for a key, got {wrong[0]!r}")
+    names: dict[str, str] = {}
+    for name, key in keys.items():
+        if (other := names.setdefault(key.sha256, name)) != name:
+            raise ValueError(f"expected a key of its own for each name, got one sha256 for {other!r} and {name!r}")
+    return keys
+
+
 class ServeSettings(Settings):
     """All settings of `twoprong serve --config F.toml`. Without keys, everybody may use the service."""
 
@@ -116,17 +143,11 @@ class ServeSettings(Settings):
     limits: LimitSettings = LimitSettings()
     review: ReviewSettings = ReviewSettings()
     ray: RaySettings = RaySettings()
-    keys: dict[str, KeySettings] = Field(default_factory=dict)
+    keys: Annotated[dict[str, KeySettings], AfterValidator(_told_apart)] = Field(default_factory=dict)
     on_small_batch: Literal["denoise", "classify"] = "denoise"
     page: Flag = True  # for people, at /
     threads: Annotated[int, Field(ge=0, strict=True)] = 0  # of torch in the worker; 0 leaves it to torch
     spare: Flag = True  # a second process that waits to take the worker's place, with some 160 MB of its own
-
-    @model_validator(mode="after")
-    def _names(self) -> "ServeSettings":
-        if "" in self.keys or ANONYMOUS in self.keys:
-            raise ValueError(f"keys: expected names other than '' and {ANONYMOUS!r}")
-        return self
 
 
 def load_settings(path: Path | None) -> ServeSettings:

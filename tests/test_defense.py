@@ -227,15 +227,15 @@ def test_a_black_image_does_not_carry_a_batch_past_the_test(fragile, attacked, d
     assert (decision.labels == digits.test.labels[:100])[others].sum() > (bare == digits.test.labels[:100])[others].sum()
 
 
-@pytest.mark.parametrize("factor", [1e6, 1e12, 1e18, 1e25])
+@pytest.mark.parametrize("factor", [1e8, 1e11, 1e12, 1e14, 1e18, 1e25])
 def test_images_with_huge_features_do_not_decide_for_the_others(swelling, attacked, digits, factor):
     """In float32 they would cost all others the digits of their distances; beyond, distances to them are no numbers."""
     fragile, white = swelling(factor), torch.ones_like(attacked[:5])
     white[:, 0, 0, 0] -= torch.arange(5) / 10  # five different ones
-    decision = fragile(torch.cat([attacked[:95], white]))
+    decision = fragile(torch.cat([attacked[5:], white]))
     assert fragile.extractor(white)[1].isfinite().all()
     assert decision.adversarial
-    assert fragile.suspects(torch.cat([attacked[:95], white])).all()
+    assert fragile.suspects(torch.cat([attacked[5:], white])).all()
     clean = digits.test.images[:95]
     if factor == 1e25:  # which takes the flagged route by itself
         decision, rest = fragile(torch.cat([clean, white])), fragile(clean)

@@ -44,6 +44,14 @@ def test_a_refused_image_has_no_label_and_no_name():
     assert repr(refused).endswith("3 images: cat, refused, dog)")
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_answer_that_is_no_number_is_none(value):
+    logits = LOGITS.clone()
+    logits[1, 0] = value
+    assert decision(logits=logits).labels.tolist() == [0, -1, 1]
+    assert decision(logits=logits).names == ["cat", None, "dog"]
+
+
 def test_rows_keep_what_belongs_to_each_image():
     made = replace(decision(adversarial=True), scores=torch.tensor([1.0, 2.0, 3.0]))
     rows = made.rows(torch.tensor([1, 1, 0]))

@@ -15,7 +15,8 @@ SHOWN = 5  # labels in a repr
 class Prediction:
     """One image's answer. `adversarial` says whether its batch was flagged, `suspect` whether the image is blamed for it.
 
-    A refused image has the label -1, no name, and NaN for probabilities.
+    An image that was refused, or of which the classifier's answer is no number, has the label -1, no name, and NaN for
+    probabilities.
     """
 
     label: int
@@ -29,14 +30,14 @@ class Prediction:
 class PerImage(ABC):
     """Images in order: `len(answers)`, `answers[3]`, `for answer in answers`."""
 
-    labels: Any  # (N,), -1 for an image that was refused
+    labels: Any  # (N,), -1 for an image without an answer
     probabilities: Any  # (N, classes)
     suspects: Any  # (N,)
     classes: tuple[str, ...] | None
 
     @property
     def names(self) -> list[str | None] | None:
-        """The name of each image's class, None for a refused image; None where the names of the classes are not known."""
+        """The name of each image's class, None without an answer; None where the names of the classes are not known."""
         return None if self.classes is None else [self._name(label) for label in self.labels.tolist()]
 
     def __len__(self) -> int:
@@ -94,8 +95,8 @@ class Decision(PerImage):
 
     @property
     def labels(self) -> Tensor:
-        labels = self.logits.argmax(1)
-        return labels if self.rejected is None else labels.masked_fill(self.rejected, -1)
+        """The likeliest class of each image; -1 without an answer: it was refused, or the classifier's is no number."""
+        return self.logits.argmax(1).masked_fill(self.probabilities.isnan().any(1), -1)
 
     @cached_property
     def probabilities(self) -> Tensor:

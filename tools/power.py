@@ -122,35 +122,39 @@ def markdown(result: dict[str, Any], name: str) -> str:
         "",
         f"![power]({name}.svg)",
     ]
-    for title, places in _tables(next(iter(kernels.values()))).items():
+    tables = {name: _tables(one) for name, one in kernels.items()}
+    for title in tables["ours"]:
         lines += ["", f"## {title}", "", "| | " + " | ".join(kernels) + " |", "|---|" + "---:|" * len(kernels)]
-        for place, pick in places.items():
-            cells = [f"{pick(one)['rate']:.1%} ({_ends(pick(one)['interval'])})" for one in kernels.values()]
+        for place in tables["ours"][title]:
+            cells = [_cell(found[title].get(place)) for found in tables.values()]
             lines.append(f"| {place} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _tables(one: dict[str, Any]) -> dict[str, dict[str, Callable[[dict[str, Any]], Any]]]:
-    """Title, row, and where in a kernel's curves the row's numbers are."""
+def _cell(entry: dict[str, Any] | None) -> str:
+    """A rate and its interval; nothing for a kernel that has none there: the learned score of single images is ours only."""
+    return "" if entry is None else f"{entry['rate']:.1%} ({_ends(entry['interval'])})"
 
-    def rows(pick: Callable[[dict[str, Any]], Any], named: Callable[[dict[str, Any]], str]) -> dict[str, Any]:
-        return {named(entry): lambda kernel, n=n: pick(kernel)[n] for n, entry in enumerate(pick(one))}
+
+def _tables(one: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    """A kernel's rates by title and row."""
+
+    def rows(entries: list[dict[str, Any]], named: Callable[[dict[str, Any]], str]) -> dict[str, dict[str, Any]]:
+        return {named(entry): entry for entry in entries}
 
     def sized(entry: dict[str, Any]) -> str:
-        return f"batches of {entry['size']}"
+        return "single images" if entry["size"] == 1 else f"batches of {entry['size']}"
 
     def shared(entry: dict[str, Any]) -> str:
         return f"{entry['share']:.0%} of a batch of {SIZE}"
 
     return {
-        "False alarms": rows(lambda kernel: kernel["false_alarms"], sized),
-        "Found at 8/255, by the share of adversarial images": rows(lambda kernel: kernel["by_share"]["8"], shared),
-        "Found at 2/255, by the share of adversarial images": rows(lambda kernel: kernel["by_share"]["2"], shared),
-        f"Found in batches of {SIZE}, all adversarial, by budget": rows(
-            lambda kernel: kernel["by_eps"], lambda entry: f"{entry['eps']}/255"
-        ),
-        "Found at 8/255, all adversarial, by batch size": rows(lambda kernel: kernel["by_size"]["8"], sized),
-        "Found at 2/255, all adversarial, by batch size": rows(lambda kernel: kernel["by_size"]["2"], sized),
+        "False alarms": rows(one["false_alarms"], sized),
+        "Found at 8/255, by the share of adversarial images": rows(one["by_share"]["8"], shared),
+        "Found at 2/255, by the share of adversarial images": rows(one["by_share"]["2"], shared),
+        f"Found in batches of {SIZE}, all adversarial, by budget": rows(one["by_eps"], lambda entry: f"{entry['eps']}/255"),
+        "Found at 8/255, all adversarial, by batch size": rows(one["by_size"]["8"], sized),
+        "Found at 2/255, all adversarial, by batch size": rows(one["by_size"]["2"], sized),
     }
 
 

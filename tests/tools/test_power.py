@@ -26,6 +26,17 @@ def test_the_published_page_and_figure_are_made_from_the_published_numbers(resul
     assert (tmp_path / "detector.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
+def test_every_rate_stands_in_the_row_of_its_size(result):
+    """Ours has single images, for which the other kernels have no score."""
+    page = power.markdown(result, "x").split("## Found at 2/255, all adversarial, by batch size")[1]
+    cells = [row.strip("| ").split(" | ") for row in page.splitlines() if "batches of" in row]
+    rows = {place: rates for place, *rates in cells}
+    for number, one in enumerate(result["kernels"].values()):
+        for entry in one["by_size"]["2"]:
+            if entry["size"] > 1:
+                assert rows[f"batches of {entry['size']}"][number].startswith(f"{entry['rate']:.1%} (")
+
+
 def test_another_number_is_another_page(result):
     changed = copy.deepcopy(result)
     changed["kernels"]["ours"]["by_eps"][0]["rate"] = 0.123

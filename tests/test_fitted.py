@@ -1,3 +1,4 @@
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -75,9 +76,18 @@ def test_a_denoiser_that_does_harm_is_said(defense, digits, caplog):
     assert fitted.harmful
     assert "more harm than good" in caplog.text
     assert "more harm than good" in fitted.facts()["warning"]
-    better = replace(fitted, attacked_denoised=1.0)
+    better = replace(fitted, attacked_denoised=1.0, found=1)
     assert not better.harmful
     assert "warning" not in better.facts()
+
+
+def test_a_test_that_finds_nothing_is_said(defense, digits, caplog):
+    blind = copy.deepcopy(defense)
+    blind.detector.upper.fill_(0.9)
+    fitted = measure_fit(blind, digits.test, "test images", lambda part: part.images.rot90(1, (2, 3)), 0)
+    assert fitted.found == 0
+    assert "the test found none of" in caplog.text
+    assert "the test found none of" in fitted.facts()["warning"]
 
 
 def test_too_few_images_for_a_batch_give_nothing(older, digits):

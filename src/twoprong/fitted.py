@@ -68,10 +68,21 @@ class Fitted:
             ),
             f"found among {attacked} {each}": f"{self.found / self.attacked_batches:.1%} ({least:.1%} to {most:.1%})",
         }
-        return facts | ({"warning": self.warning} if self.harmful else {})
+        return facts | ({"warning": "; ".join(self.warnings)} if self.warnings else {})
 
     @property
-    def warning(self) -> str:
+    def warnings(self) -> list[str]:
+        """What its user must hear."""
+        said = [self._harm] if self.harmful else []
+        if not self.found:
+            said.append(
+                f"the test found none of {self.attacked_batches} attacked batches; leave detector.threshold out, if it is "
+                "set, so that thresholds are calibrated, or fit on more images"
+            )
+        return said
+
+    @property
+    def _harm(self) -> str:
         advice = (
             "train it longer (denoiser.epochs), on more images, or with less noise (denoiser.sigma)"
             if self.flagged == "denoiser"
@@ -98,7 +109,8 @@ class Fitted:
 def measure_fit(
     defense: Defense, part: Labelled, images: str, craft: Callable[[Labelled], Tensor], seed: int
 ) -> Fitted | None:
-    """Measure on `part`, which `images` describes; None where it has too few for one batch. Warns of a harmful denoiser."""
+    """Measure on `part`, which `images` describes; None where it has too few for one batch. Warns of a harmful denoiser,
+    and of a test that finds nothing."""
     sizes = defense.detector.batch_sizes
     size = max(sizes[0], min(LARGEST, sizes[-1], len(part) // BATCHES))
     if len(part) < size:
@@ -123,8 +135,8 @@ def measure_fit(
         attacked_defended=defended,
         flagged=defense.flagged.kind,
     )
-    if fitted.harmful:
-        log.warning(fitted.warning)
+    for warning in fitted.warnings:
+        log.warning(warning)
     return fitted
 
 

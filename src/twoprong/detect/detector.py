@@ -26,6 +26,7 @@ from twoprong.detect.checks import (
 )
 from twoprong.detect.copies import once
 from twoprong.detect.kernel import DeepKernel, Sample
+from twoprong.detect.loading import accept, remember
 from twoprong.detect.mixtures import Test, fit_blame
 from twoprong.detect.mmd import mmd2, off_diagonal_mean
 from twoprong.detect.null import memberships, null_of, p_value, reached
@@ -73,9 +74,9 @@ class Detector(nn.Module):
         self.register_buffer("reference_features", reference.features.detach().float().clone())
         self.register_buffer("calibrated_on", torch.zeros(0, dtype=torch.long))
         self._set_thresholds(Thresholds(torch.zeros(0, dtype=torch.long), *torch.zeros(2, 0, dtype=torch.double)))
-        self._before: dict[str, Tensor] = {}
-        self.register_load_state_dict_pre_hook(_remember)
-        self.register_load_state_dict_post_hook(_accept)
+        self.before: dict[str, Tensor] = {}
+        self.register_load_state_dict_pre_hook(remember)
+        self.register_load_state_dict_post_hook(accept)
 
     @property
     def reference(self) -> Sample:
@@ -336,24 +337,6 @@ class Detector(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Detector":
         refuse_half(fn)
         return cast(Detector, super()._apply(fn, recurse))
-
-
-def _remember(detector: Detector, *_: object) -> None:
-    detector._before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
-
-
-def _accept(detector: Detector, _: object) -> None:
-    """Check what was loaded; what is refused is not kept."""
-    before, detector._before = detector._before, {}
-    detector.kernel.centred_at(detector.reference_features)
-    try:
-        detector.check()
-    except InputError:
-        with torch.no_grad():
-            for name, tensor in detector.state_dict().items():
-                tensor.copy_(before[name])
-        detector.kernel.centred_at(detector.reference_features)
-        raise
 
 
 class _Read(NamedTuple):

@@ -22,6 +22,7 @@ from twoprong import rebuild
 from twoprong.atomic import new_directory, write_atomic
 from twoprong.card import model_card
 from twoprong.config import parse_config
+from twoprong.detect.checks import check_settings
 from twoprong.detect.detector import Detector
 from twoprong.errors import BundleError, DataError
 from twoprong.manifest import LARGEST, MANIFEST, check, parse
@@ -42,7 +43,7 @@ def write_bundle(parts: Parts, path: str | os.PathLike[str], overwrite: bool = F
     """
     manifest = describe(parts)
     parts.detector.check()
-    rebuild.check_settings(parts.detector, parts.config.detector)
+    check_settings(parts.detector, parts.config.detector)
     rebuild.check_memory(*parts.detector.reference, parts.config.detector.permutations)
     target = Path(path).absolute()
     try:

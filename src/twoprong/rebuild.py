@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from twoprong.card import protected
-from twoprong.config import DetectorConfig, FitConfig
-from twoprong.detect.checks import check_calibrated, check_rate
+from twoprong.config import FitConfig
+from twoprong.detect.checks import check_settings
 from twoprong.detect.detector import Detector
-from twoprong.errors import BundleError, InputError
+from twoprong.errors import BundleError
 from twoprong.manifest import MANIFEST
 from twoprong.models.adapters import rebuild as from_origin
 from twoprong.models.dunet import DUNet
@@ -67,26 +67,6 @@ def read_detector(file: Path, manifest: dict[str, Any], config: FitConfig, read:
     if [image["channels"], image["height"], image["width"]] != shape or image["range"] != [0, 1]:
         raise BundleError(f"{file.with_name(MANIFEST)}: other images than the reference in {file.name}, which are {shape}")
     return detector
-
-
-def check_settings(detector: Detector, config: DetectorConfig) -> None:
-    """Raise InputError for thresholds that are not what the settings say: for other sizes, or out of reach."""
-    table, several = detector.thresholds, detector.thresholds.sizes > 1
-    sizes = table.sizes[several].tolist()
-    smallest, largest = max(2, config.min_batch_size), max(2, config.max_batch_size)
-    if not sizes or sizes[0] > smallest or sizes[-1] > largest:
-        raise InputError(f"thresholds for batches of {sizes[:1]} to {sizes[-1:]}, the settings say {smallest} to {largest}")
-    if config.threshold is None:
-        if config.statistic != "full":
-            raise InputError(f"detector.statistic {config.statistic!r} has no calibrated thresholds")
-        check_calibrated(detector.k_reference, table, config.false_alarm_rate)
-        if detector.blame is not None:
-            scores = detector.scores(detector.reference)
-            check_rate(scores, detector.blame.limit.item(), config.false_blame_rate)
-            for alone in table.upper[~several].tolist():
-                check_rate(scores, alone, config.false_alarm_rate)
-    elif not bool((table.upper[several] == config.threshold).all()):
-        raise InputError(f"other thresholds than the constant one of the settings, {config.threshold}")
 
 
 def check_memory(pixels: Tensor, features: Tensor, permutations: int) -> None:

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from twoprong.config import DetectorConfig
 from twoprong.data.tensors import image_digests
 from twoprong.detect.calibrate import LEVELS
-from twoprong.detect.checks import check_calibrated
+from twoprong.detect.checks import check_settings
 from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.verdict import UNTESTED
@@ -423,11 +423,22 @@ def test_a_detector_can_be_pickled(detector, draw_sample):
 
 
 def test_thresholds_that_no_calibration_gives_are_refused(detector):
-    table = detector.thresholds
-    check_calibrated(detector.k_reference, table, 0.05)
-    for factor, rate in ((20, 0.05), (3, 0.5)):
+    settings, thresholds = DetectorConfig(min_batch_size=3, max_batch_size=20), detector.upper.clone()
+    check_settings(detector, settings)
+    for factor, changed in ((20, {}), (4, {"false_alarm_rate": 0.5, "confidence": 0.5})):
+        detector.upper.copy_(factor * thresholds)
         with pytest.raises(InputError, match=r"was not calibrated for a rate of false alarms"):
-            check_calibrated(detector.k_reference, table._replace(upper=factor * table.upper), rate)
+            check_settings(detector, settings.model_copy(update=changed))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.999])
+@pytest.mark.parametrize(("reference", "pool"), [(20, 10), (40, 20), (60, 200)])
+def test_no_calibration_is_refused_however_few_images_it_has(draw_sample, reference, pool, confidence):
+    for rate in (0.01, 0.05, 0.5, 0.8):
+        seen = draw_sample(reference, "reference")
+        settings = DetectorConfig(max_batch_size=min(50, reference), false_alarm_rate=rate, confidence=confidence)
+        kernel = DeepKernel.from_median(seen).requires_grad_(False)
+        Detector(kernel, seen).calibrate(draw_sample(pool, "pool"), settings, 0)
 
 
 def test_a_constant_threshold_out_of_reach_is_refused(bare, draw_sample):

@@ -1,20 +1,24 @@
 """What a detector must be made of: finite numbers, tensors that fit together, and a kernel that can raise an alarm."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from twoprong.config import Statistic
+from twoprong.config import DetectorConfig, Statistic
 from twoprong.detect.blame import Blame
 from twoprong.detect.calibrate import Thresholds
 from twoprong.detect.kernel import DeepKernel, Sample
 from twoprong.detect.mmd import off_diagonal_mean
 from twoprong.errors import InputError
 
-FAR = 100  # standard deviations by which every feature of an obviously different image is off; no image of the reference
-# is as many times as large as half of them
-SLACK = 2  # how far above its bound a calibrated threshold may be: spreads and quantiles are measured
+if TYPE_CHECKING:
+    from twoprong.detect.detector import Detector
+
+FAR = 100  # standard deviations by which every feature of an obviously different image is off
+LARGEST = 1000  # times as long as those of half of the reference may one image's features be
+SLACK = {"unseen": 2, "kernel": 20}  # how far above its bound a threshold may be, by what the reference is
 
 
 def check_finite(sample: Sample, what: str) -> None:
@@ -33,7 +37,7 @@ def check_spread(features: Tensor) -> None:
     """Refuse a reference of which one image's features are so much larger than the others' that they lose their digits."""
     lengths = features.double().norm(dim=1)
     most, usual = lengths.max().item(), lengths.median().item()
-    if not most <= FAR * usual:  # NaN is refused too
+    if not most <= LARGEST * usual:  # NaN is refused too
         raise InputError(
             f"reference: the features of image {int(lengths.argmax())} have length {most:.4g}, those of half the images "
             f"of {usual:.4g} or less; leave such images out, or use another layer's features"
@@ -83,28 +87,6 @@ def check_alarm(kernel: DeepKernel, reference: Sample, table: Thresholds, null: 
         )
 
 
-def check_calibrated(k_reference: Tensor, table: Thresholds, rate: float) -> None:
-    """Refuse thresholds that no calibration for this false-alarm rate gives, whatever a null law beside them says.
-
-    Of n clean images against the reference's m, the statistic has the variance 2v (1/n(n-1) + 1/m(m-1) + 2/mn), v being the
-    mean square of the centred kernel. By Cantelli's inequality a law's quantile at 1 - α is at most √(1/α - 1) standard
-    deviations above its mean, which is zero.
-    """
-    several = table.sizes > 1
-    k, m, n = k_reference.double(), len(k_reference), table.sizes[several].double()
-    centred = k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
-    square = off_diagonal_mean(centred.square())
-    deviations = (2 * square * (1 / (n * (n - 1)) + 1 / (m * (m - 1)) + 2 / (m * n))).sqrt()
-    most, upper = SLACK * (1 / rate - 1) ** 0.5 * deviations, table.upper[several]
-    beyond = ~(upper <= most)  # NaN is refused too
-    if beyond.any():
-        row = int(beyond.nonzero()[0, 0])
-        raise InputError(
-            f"detector: a threshold of {upper[row].item():.4g} for batches of {int(n[row])} was not calibrated for a rate "
-            f"of false alarms of {rate:.1%}, which gives {most[row].item():.4g} at most; fit again"
-        )
-
-
 def check_blame(blame: Blame | None, scores: Tensor | None, table: Thresholds) -> None:
     """Refuse a score, or thresholds of it, with which no image would ever be blamed or found.
 
@@ -125,9 +107,62 @@ def check_blame(blame: Blame | None, scores: Tensor | None, table: Thresholds) -
         )
 
 
+def check_settings(detector: "Detector", config: DetectorConfig) -> None:
+    """Refuse thresholds that are not what the settings say: for other sizes, of another kind, or no calibration's."""
+    table = detector.thresholds
+    several = Thresholds(*(column[table.sizes > 1] for column in table))
+    sizes = several.sizes.tolist()
+    smallest, largest = max(2, config.min_batch_size), max(2, config.max_batch_size)
+    if not sizes or sizes[0] > smallest or sizes[-1] > largest:
+        raise InputError(
+            f"detector: thresholds for batches of {sizes[:1]} to {sizes[-1:]}, but settings for {smallest} to {largest}"
+        )
+    if config.threshold is not None:
+        if not bool((several.upper == config.threshold).all()):
+            raise InputError(f"detector: other thresholds than the constant one of the settings, {config.threshold}")
+        return
+    if detector.kind != "full":
+        raise InputError(f"detector: the statistic {detector.kind!r} has no calibrated thresholds")
+    check_calibrated(detector.k_reference, several, config, len(detector.calibrated_on))
+    if detector.blame is not None:
+        scores = detector.scores(detector.reference)
+        check_rate(scores, detector.blame.limit.item(), config.false_blame_rate)
+        for alone in table.upper[table.sizes == 1].tolist():
+            check_rate(scores, alone, config.false_alarm_rate)
+
+
+def check_calibrated(k_reference: Tensor, table: Thresholds, config: DetectorConfig, images: int) -> None:
+    """Refuse thresholds that calibration on so many images does not give with these settings, whatever a null law beside
+    them says.
+
+    Of n clean images against the reference's m, the statistic has the variance 2v (1/n(n-1) + 1/m(m-1) + 2/mn), v being the
+    mean square of the centred kernel. By Cantelli's inequality a law's quantile at 1 - α is at most √(1/α - 1) standard
+    deviations above its mean. The mean is zero, and of N images known with √(n/N) of the deviation, for which the confidence
+    asks for another quantile. It is higher where the classifier has learned the reference.
+    """
+    k, m, n = k_reference.cpu().double(), len(k_reference), table.sizes.double()
+    centred = k - k.mean(0) - k.mean(1, keepdim=True) + k.mean()
+    square = off_diagonal_mean(centred.square())
+    deviations = (2 * square * (1 / (n * (n - 1)) + 1 / (m * (m - 1)) + 2 / (m * n))).sqrt()
+    sure = _cantelli(1 - config.confidence) * (n / images).sqrt() if images else 0.0  # older bundles do not say; many
+    most = SLACK[config.reference] * (_cantelli(config.false_alarm_rate) + sure) * deviations
+    beyond = ~(table.upper <= most)  # NaN is refused too
+    if beyond.any():
+        row = int(beyond.nonzero()[0, 0])
+        raise InputError(
+            f"detector: a threshold of {table.upper[row].item():.4g} for batches of {int(n[row])} was not calibrated for a "
+            f"rate of false alarms of {config.false_alarm_rate:.1%}, which gives {most[row].item():.4g} at most; fit again"
+        )
+
+
+def _cantelli(rate: float) -> float:
+    """How many standard deviations above its mean a law's quantile at 1 - rate is at most."""
+    return (1 / rate - 1) ** 0.5
+
+
 def check_rate(scores: Tensor, limit: float, rate: float) -> None:
     """Refuse a limit of scores that far more clean images reach than they should: the score is another, or upside down."""
-    share, most = (scores >= limit).double().mean().item(), SLACK * rate + 3 * (rate / len(scores)) ** 0.5
+    share, most = (scores >= limit).double().mean().item(), 2 * rate + 3 * (rate / len(scores)) ** 0.5
     if not share <= most:
         raise InputError(
             f"detector: {share:.0%} of the reference have a score of {limit:.4g} or more, which should be rare among clean "

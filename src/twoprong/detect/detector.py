@@ -19,6 +19,7 @@ from twoprong.detect.checks import (
     check_blame,
     check_finite,
     check_kernel,
+    check_settings,
     check_shapes,
     check_sizes,
     check_spread,
@@ -64,6 +65,7 @@ class Detector(nn.Module):
             raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
         check_finite(reference, "reference")
         check_kernel(kernel, reference.features)
+        # a copy, which gets a centre: who fitted the kernel keeps theirs
         self.kernel = copy.deepcopy(kernel).centred_at(reference.features.detach().float())
         self.permutations, self.kind = permutations, statistic
         self._labels: dict[tuple[object, ...], Tensor] = {}
@@ -148,6 +150,7 @@ class Detector(nn.Module):
             if config.min_batch_size == 1 and null is not None:
                 alone = self.scores(once(clean)).detach()
                 self._set_thresholds(*with_single(table, null, alone, config.false_alarm_rate, config.confidence))
+        check_settings(self, config)
         return self
 
     def learn_blame(self, clean: Sample, config: DetectorConfig, seed: int, examples: Examples) -> None:

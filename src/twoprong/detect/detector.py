@@ -65,8 +65,7 @@ class Detector(nn.Module):
             raise InputError(f"Detector: expected a reference of 2 or more images, got {len(reference)}")
         check_finite(reference, "reference")
         check_kernel(kernel, reference.features)
-        # a copy, which gets a centre: who fitted the kernel keeps theirs
-        self.kernel = copy.deepcopy(kernel).centred_at(reference.features.detach().float())
+        self.kernel = copy.deepcopy(kernel).centred_at(reference.features.detach().float())  # whose fit keeps its own
         self.permutations, self.kind = permutations, statistic
         self._labels: dict[tuple[object, ...], Tensor] = {}
         self._gram_seen: Cached | None = None

@@ -36,9 +36,9 @@ KINDS = [("PNG", {}), ("PNG", {"pnginfo": LONG}), ("WEBP", {"lossless": True})] 
 
 class Cases:
     """Requests with the answers that they must get: pictures of two formats, short and long, of the model's size, wider and
-    higher, and tensors of many images."""
+    higher, and tensors of many images. The `first` images are sent in the first fifth of the requests, and only there."""
 
-    def __init__(self, images, answer, shape=(1, 8, 8)):
+    def __init__(self, images, answer, shape=(1, 8, 8), first=0):
         """`images` are bytes (N, H, W), `answer` gives the probabilities (routes, N, classes) for images of the model's
         shape."""
         bodies = []
@@ -51,6 +51,11 @@ class Cases:
         kept = _distinct(rows)
         self.rows, self.seen = rows[:, kept], seen[kept]
         self.pictures = [request(bodies[index]) for index in kept]
+        self.first = sum(index < first for index in kept)
+
+    def among(self, progress):
+        """The numbers of the images to choose from at this share of the requests."""
+        return range(self.first) if self.first and progress < 0.2 else range(self.first, len(self.pictures))
 
     def tensor(self, which, model):
         images = self.seen[which]
@@ -93,7 +98,8 @@ async def soak(address, cases, model, requests, pids):
         nonlocal done
         draw, connection = random.Random(seed), Connection(address)
         for _ in range(requests // CLIENTS):
-            chance, number, done = draw.random(), draw.randrange(len(cases.pictures)), done + 1
+            numbers, done = cases.among(done / requests), done + 1
+            chance, number = draw.random(), draw.choice(numbers)
             if chance < 0.05:
                 await connection.send(cases.broken(draw, model))
                 counts[f"rubbish {(await connection.answer())[0]}"] += 1
@@ -103,7 +109,7 @@ async def soak(address, cases, model, requests, pids):
                 connection.close()
                 counts["left"] += 1
             elif chance < 0.3:
-                which = [draw.randrange(len(cases.pictures)) for _ in range(draw.randrange(1, 30))]
+                which = draw.choices(numbers, k=draw.randrange(1, 30))
                 await connection.send(cases.tensor(which, model))
                 status, body = await connection.answer()
                 counts[f"tensor {status}"] += 1
@@ -143,7 +149,9 @@ def test_everybody_gets_their_own_answer_and_nothing_is_kept(bundle, digits, tmp
         images = torch.from_numpy(seen).float() / 255
         return torch.stack([route.logits(images)[0].softmax(1) for route in (defense.passing, defense.flagged)]).numpy()
 
-    cases = Cases((digits.test.images[:, 0] * 255).round().byte().numpy(), answer)
+    images = (digits.test.images[:, 0] * 255).round().byte().numpy()
+    images[:100] = 255 - images[:100]  # no digits to the test, on any machine: the second route is not left to false alarms
+    cases = Cases(images, answer, first=100)
     with serving(tmp_path / "digits", tmp_path, CONFIG) as (process, where):
         pids = [process.pid, worker_of(process.pid)]
         address = ("127.0.0.1", where["port"])
@@ -156,7 +164,7 @@ def test_everybody_gets_their_own_answer_and_nothing_is_kept(bundle, digits, tmp
     assert faults(counts, watch, LEAK) == []
     assert after.memory < before.memory + 64  # megabytes: in the worker, torch keeps plans for every size of a batch
     assert counts["route 0"] > 0.5 * REQUESTS * SCALE
-    assert counts["route 1"] > 0.05 * REQUESTS * SCALE
+    assert counts["route 1"] > 0.1 * REQUESTS * SCALE
     assert counts["left"] > 0.15 * REQUESTS * SCALE
     assert metrics["twoprong_pending"] == metrics["twoprong_pending_bytes"] == 0
     assert after.files <= before.files + 2  # connections to the admin port

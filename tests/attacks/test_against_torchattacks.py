@@ -1,5 +1,7 @@
 """Against another implementation: on one model, images and budget, our attacks are not weaker than those of torchattacks."""
 
+from statistics import mean
+
 import pytest
 import torch
 import torchattacks
@@ -14,6 +16,7 @@ from twoprong.seeds import generator, initialised
 
 IMAGES = 300
 POINT = 0.01  # by how much a robust accuracy of ours may lie above theirs: random starts differ
+STARTS = 8  # one start alone moves it by up to two points
 SIGMA, SCORED = 0.1, 20  # noise of the randomised model, and the fresh draws on which its accuracy is measured
 
 
@@ -40,9 +43,9 @@ def accuracy(model, images, labels):
         return (model(images).argmax(1) == labels).double().mean().item()
 
 
-def theirs(attack, part):
+def theirs(attack, part, seed=0):
     """torchattacks draws from the global stream: seeded here, and put back."""
-    with initialised(0, "torchattacks"):
+    with initialised(seed, "torchattacks"):
         return attack(part.images, part.labels)
 
 
@@ -66,11 +69,11 @@ def test_bim_is_as_strong_step_by_step(robust, norm):
 def test_pgd_is_as_strong(robust, norm):
     """At 30 steps, where the random start matters little."""
     (model, part), (eps, kind) = robust, BUDGETS[norm]
-    other = theirs(kind(model, eps=eps, alpha=eps / 8, steps=30), part)
-    ours = PGD(eps=eps, norm=norm, step=eps / 8, steps=30)(model, part.images, part.labels, generator(0, "pgd"))
-    reached = accuracy(model, other, part.labels)
+    other, ours = kind(model, eps=eps, alpha=eps / 8, steps=30), PGD(eps=eps, norm=norm, step=eps / 8, steps=30)
+    reached = mean(accuracy(model, theirs(other, part, seed), part.labels) for seed in range(STARTS))
+    found = mean(ours(model, part.images, part.labels, generator(seed, "pgd")).accuracy for seed in range(STARTS))
     assert 0.2 < reached < 0.8
-    assert ours.accuracy <= reached + POINT
+    assert found <= reached + POINT
 
 
 class NoisyModule(nn.Module):
@@ -94,11 +97,12 @@ class NoisyTarget(Plain):
 
 
 def test_pgd_on_the_expectation_over_noise_is_as_strong(robust):
+    """At 20 steps: with fewer, the scores by which ours chooses among its iterates are too few draws to be right."""
     (model, part), eps = robust, 0.16
-    kwargs = {"eps": eps, "alpha": eps / 4, "steps": 8}
+    kwargs = {"eps": eps, "alpha": eps / 4, "steps": 20}
     # In eval mode: torchattacks puts back the mode it finds on the outside, and would leave the inside in training mode.
     other = theirs(torchattacks.EOTPGD(NoisyModule(model).eval(), eot_iter=8, **kwargs), part)
-    attack = EOTPGD(eps=eps, step=eps / 4, steps=8, draws=8)
+    attack = EOTPGD(eps=eps, step=eps / 4, steps=20, draws=8)
     ours = attack(NoisyTarget(model), part.images, part.labels, generator(0, "eot")).images
 
     def scored(images):

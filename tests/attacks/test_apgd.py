@@ -219,7 +219,13 @@ def test_noise_is_averaged(build_model, batch):
     model, (images, _) = build_model(), batch(3)
     labels = model(images).argmax(1)
     result = APGD(eps=1e-4, steps=4, draws=8)(Noisy(model), images, labels, generator(0))
-    assert result.queries == 3 * (8 + 8 * 5 + 1)  # first look, start and four steps, decision
+    assert result.queries == 3 * (8 + 8 + 8 * 5 + 1)  # first look, the same again, start and four steps, decision
+
+
+def test_who_is_across_by_luck_is_not_done(lucky):
+    images, labels = torch.full((3, 1, 2, 2), 0.5), torch.zeros(3, dtype=torch.long)
+    result = APGD(eps=0.1, steps=4, draws=2, random_start=False)(lucky, images, labels, generator(0))
+    assert torch.allclose(result.images, images + 0.1)
 
 
 def test_survivors_are_indexed_and_kept_in_order():

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from scipy.stats import binomtest
 
 from twoprong.attacks import FGSM, PGD
+from twoprong.attacks.bpda import BPDA
 from twoprong.attacks.target import Plain
 from twoprong.seeds import generator
 
@@ -83,3 +84,11 @@ def test_the_best_iterate_is_kept_not_the_last(coupled):
     result = PGD(eps=0.1, step=0.05, steps=2, random_start=False)(target, images, labels)
     assert result.success.all()
     assert torch.allclose(result.images[:, 0, 0, 0], torch.tensor(0.55))
+
+
+@pytest.mark.parametrize("attack", [PGD, BPDA])
+def test_an_iterate_that_had_luck_is_not_kept(lucky, attack):
+    """The first is scored as if it were across; scored anew, the last beats it."""
+    images, labels = torch.full((3, 1, 2, 2), 0.5), torch.zeros(3, dtype=torch.long)
+    result = attack(eps=0.1, step=0.05, steps=2, draws=1, random_start=False)(lucky, images, labels, generator(0))
+    assert torch.allclose(result.images, images + 0.1)

@@ -64,6 +64,9 @@ class APGD(Attack):
         best.offer(images, mean_margin(logits, labels))
         for _ in range(self.restarts):
             for aims in self.aims(logits.mean(0), labels):
+                if self.draws > 1:  # who was across by luck of the draws is not done
+                    with torch.no_grad():
+                        best.score = mean_margin(target.logits(best.images, None, self.draws, generator), labels)
                 self._climb(target, images, labels, aims, best, generator)
         return best.images
 

@@ -21,7 +21,7 @@ from twoprong.errors import InputError
 from twoprong.models.modes import evaluating
 
 Model = Target | Callable[[Tensor], Tensor]
-REVISION = 5  # raised when an attack finds something else with the same settings: bump it to invalidate stored results
+REVISION = 6  # raised when an attack finds something else with the same settings: bump it to invalidate stored results
 CPU_VALUES = 2**18  # pixel values in one pass on a CPU: larger ones are slower, and running out of memory ends the process
 
 
@@ -128,6 +128,12 @@ class Best:
         better = score > self.score
         self.images = torch.where(better[:, None, None, None], images, self.images)
         self.score = torch.where(better, score, self.score)
+
+    def settle(self, images: Tensor, look: Callable[[Tensor], Tensor]) -> None:
+        """Offer the last iterate, and score the kept one anew: under noise the best of many scores is partly luck."""
+        with torch.no_grad():
+            self.score = look(self.images)
+            self.offer(images, look(images))
 
     @staticmethod
     def _rank(score: Tensor) -> tuple[int, float]:

@@ -40,6 +40,5 @@ class BPDA(Attack):
                 (gradient,) = torch.autograd.grad(cross_entropy(scored, labels).sum(), leaf)
             best.offer(x, mean_margin(logits, labels))
             x = self.move(x, gradient.unflatten(0, (-1, len(images))).mean(0), step, images)
-        with torch.no_grad():
-            best.offer(x, mean_margin(target.logits(x, "flagged", self.draws, generator), labels))
+        best.settle(x, lambda found: mean_margin(target.logits(found, "flagged", self.draws, generator), labels))
         return best.images

@@ -45,8 +45,7 @@ class PGD(Attack):
                 gradient, score, _ = loss_gradient(target, x, labels, LOSSES[self.loss], generator, route, self.draws)
                 best.offer(x, score)
                 x = self.move(x, gradient, step, images)
-            with torch.no_grad():
-                best.offer(x, mean_margin(target.logits(x, route, self.draws, generator), labels))
+            best.settle(x, lambda found: mean_margin(target.logits(found, route, self.draws, generator), labels))
         return best
 
 

@@ -109,7 +109,7 @@ def test_counted_passes_on_what_it_is_asked_and_what_it_does_not_know(batch):
 def test_an_attack_reports_the_queries_it_made(batch):
     images, labels = batch(5, classes=3)
     result = PGD(eps=0.1, steps=4, draws=3, restarts=2)(Noisy(), images, labels, generator(0, "pgd"))
-    assert result.queries == 2 * (4 + 2) * 3 * 5 + 5  # each restart: 4 steps, the kept iterate and the last; then the outcome
+    assert result.queries == 2 * (4 + 2) * 3 * 5 + 5  # each restart: 4 steps, the kept one, the last; then the outcome
 
 
 @pytest.fixture(scope="module")

@@ -188,3 +188,23 @@ def test_a_card_of_the_papers_mode_names_its_noise(defense):
     card = model_card(describe(defense.parts))
     assert "Trained on the minimum-margin attack, linf eps 0.2; symmetric noise, sigma 0.1" in card
     assert "the published one" in card
+
+
+@pytest.mark.parametrize("rescue", ["suspects", "batch"])
+@pytest.mark.parametrize("flagged", [False, True])
+def test_each_network_is_shown_every_image_once_whatever_the_verdict(hardened, digits, rescue, flagged):
+    """Also a flagged one's: neither is asked again for some of the images, and the answers are those of the routes."""
+    config = hardened.config.model_copy(update={"rescue": rescue})
+    defense, images, shown = tp.Defense(**vars(replace(hardened.parts, config=config))), digits.test.images[:20], []
+    if flagged:
+        images = torch.cat([1 - images[:12], images[12:]])
+    heads = [network.head for network in (defense.passing.classifier, defense.passing.robust)]
+    hooks = [head.register_forward_pre_hook(lambda head, given: shown.append((head, len(given[0])))) for head in heads]
+    decision = defense(images)
+    for hook in hooks:
+        hook.remove()
+    assert decision.adversarial is flagged
+    assert shown == [(head, 20) for head in heads]
+    rescued = decision.suspects | (torch.tensor(flagged) & torch.tensor(rescue == "batch"))
+    expected = torch.where(rescued[:, None], defense.flagged.logits(images)[0], defense.passing.logits(images)[0])
+    torch.testing.assert_close(decision.logits, expected)

@@ -31,7 +31,7 @@ from twoprong.detect.detector import Detector
 from twoprong.detect.kernel import Sample
 from twoprong.detect.verdict import UNTESTED, Verdict
 from twoprong.errors import InputError
-from twoprong.models.features import Features, FeatureSource
+from twoprong.models.features import Features, FeatureSource, full
 from twoprong.predict import Predictions, Source, judged, predict
 from twoprong.progress import Progress
 from twoprong.routes import NOTHING, Known, Route
@@ -102,12 +102,12 @@ class Defense(WhiteBox):
             return once.rows(back)
         tested = len(batch) >= self.detector.batch_sizes[0]
         if tested:
-            logits, features, measured = self.look(batch, *self.detector.against(len(batch)))
+            features, measured, *answers = self.look(batch, *self.detector.against(len(batch)))
             value, times, low, high = measured.tolist()  # the only time that a GPU is waited for
             check_extent(batch, low, high)
             if not isfinite(value) and (broken := self._broken(features)) is not None:
                 return self._apart(batch, broken, generator, scored)
-            verdict, known = self.detector.verdict(value, times, len(batch)), {self.extractor.classifier: logits}
+            verdict, known = self.detector.verdict(value, times, len(batch)), dict(zip(self._asked, answers, strict=True))
         else:
             check_extent(batch, *extent(batch).tolist())
             verdict = self._untested(len(batch))
@@ -163,11 +163,21 @@ class Defense(WhiteBox):
         judge = partial(self, generator=generator)
         return judged(judge, self._check, self.detector.batch_sizes, images, batch_size, progress)
 
-    def look(self, images: Tensor, k_reference: Tensor, memberships: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The extractor's logits and features; and in one tensor what the detector measures and the images' extent."""
+    @property
+    def _asked(self) -> list[nn.Module]:
+        """The networks that every image is shown whatever the verdict is, the extractor's first."""
+        own, others = self.extractor.classifier, self.flagged.asked
+        return [own, *(network for network in self.passing.asked if network in others and network is not own)]
+
+    def look(self, images: Tensor, k_reference: Tensor, memberships: Tensor) -> tuple[Tensor, ...]:
+        """The features; in one tensor what the detector measures and the images' extent; the logits of those `_asked`.
+
+        All that need not wait for the verdict is in here, so that a GPU does not wait for it either.
+        """
         logits, features = self.extractor(images)
         measured = self.detector.measure(Sample(images, features), k_reference, memberships)
-        return logits, features, torch.cat([measured, extent(images).to(measured)])
+        others = (full(network(images)) for network in self._asked[1:])
+        return features, torch.cat([measured, extent(images).to(measured)]), logits, *others
 
     def _by_route(
         self, batch: Tensor, rescued: Tensor, known: Known, generator: torch.Generator | None

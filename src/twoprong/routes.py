@@ -44,6 +44,11 @@ class Route(nn.Module, ABC):
         """Whether two passes of one image may differ."""
         return False
 
+    @property
+    def asked(self) -> tuple[nn.Module, ...]:
+        """The networks that are shown every image just as it comes; none, of a route that shows them something else."""
+        return ()
+
     def disturb(self, images: Tensor, draws: int = 1, generator: torch.Generator | None = None) -> Tensor:
         """All that is random: (draws·N, C, H, W), draw after draw; of a route without noise the images themselves."""
         return images
@@ -90,6 +95,10 @@ class Direct(Route):
         super().__init__()
         self.classifier = classifier
 
+    @property
+    def asked(self) -> tuple[nn.Module, ...]:
+        return (self.classifier,)
+
     def classify(self, seen: Tensor, known: Known = NOTHING) -> Tensor:
         return _logits(self.classifier, seen, known)
 
@@ -111,6 +120,10 @@ class Denoised(Direct):
     @property
     def random(self) -> bool:
         return self.sigma > 0
+
+    @property
+    def asked(self) -> tuple[nn.Module, ...]:
+        return ()
 
     def disturb(self, images: Tensor, draws: int = 1, generator: torch.Generator | None = None) -> Tensor:
         many = images.repeat(draws if self.random else 1, 1, 1, 1)
@@ -149,6 +162,10 @@ class Robust(Route):
     def classifier(self) -> nn.Module:  # type: ignore[override]
         return self.robust
 
+    @property
+    def asked(self) -> tuple[nn.Module, ...]:
+        return (self.robust,)
+
     def classify(self, seen: Tensor, known: Known = NOTHING) -> Tensor:
         return _logits(self.robust, seen, known)
 
@@ -166,6 +183,10 @@ class Gated(Direct):
     def __init__(self, classifier: nn.Module, robust: nn.Module, tau: float) -> None:
         super().__init__(classifier)
         self.robust, self.tau = robust, tau
+
+    @property
+    def asked(self) -> tuple[nn.Module, ...]:
+        return (self.classifier, self.robust)
 
     def classify(self, seen: Tensor, known: Known = NOTHING) -> Tensor:
         accurate, robust = (_logits(network, seen, known) for network in (self.classifier, self.robust))

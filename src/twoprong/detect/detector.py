@@ -264,13 +264,11 @@ class Detector(nn.Module):
                 "sizes this detector is calibrated for; split or collect, or fit with another detector.max_batch_size"
             )
         device, rows = self.reference_features.device, self.opposite(size)
-        gram = self.k_reference[rows, rows]
-        count = len(gram)
-        wanted = 0 if len(self.null) else self.permutations
-        key = size, count, wanted, device
+        gram, wanted = self.k_reference[rows, rows], 0 if len(self.null) else self.permutations
+        key = size, len(gram), wanted, device
         if key not in self._labels:
             draw = generator(0, "permutations", device=device)
-            self._labels[key] = memberships(count, size, wanted, draw)
+            self._labels[key] = memberships(len(gram), size, wanted, draw)
         return gram, self._labels[key]
 
     def flags(self, statistic: float, size: int) -> bool:
